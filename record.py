@@ -60,7 +60,9 @@ from maze.level.regions import (
 )
 
 VIDEO_SCALE = 3
-WORLD_INTERVAL = 8  # steps between two recorded worlds of an episode
+# Steps between two recorded worlds of an episode; odd, so that objects that alternate between two
+# images show both.
+WORLD_INTERVAL = 7
 MAX_UNWRITTEN = 64  # finished episodes kept in memory while writing is slower than playing
 
 

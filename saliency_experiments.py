@@ -77,7 +77,8 @@ def parser() -> Parser:
     flags.add_argument("--combine_samples_not_iterate", action="store_true",
                        key="analysis.saliency.combine_samples_not_iterate",
                        help="simulate a single sample from the mean of the samples' bottleneck "
-                            "vectors, in its own folder")
+                            "vectors, or of their noise if they are random starts in worlds, in "
+                            "its own folder")
     flags.add_argument("--without_env_grads", action="store_true",
                        help="stop gradients at the action that enters the environment; the file "
                             "names indicate this")

@@ -13,6 +13,7 @@ import numpy as np
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.files import versions
+from envs.cheese_region import CheeseRegion
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig, LevelSlots
 
@@ -25,13 +26,26 @@ def recorded_game(folder: RolloutFolder) -> EnvConfig:
     Raises:
         UserError: if the recording does not name its game, or its levels were edited.
     """
-    description = folder.description()
-    if description.get(_EDITED):
+    if folder.description().get(_EDITED):
         raise UserError(f"the levels of {folder.path} were edited before they were played "
                         f"({folder.description_file.name}: {_EDITED}), so they cannot be replayed "
                         "from their seeds")
+    return _game_of(folder)
+
+
+def recorded_levels(folder: RolloutFolder) -> tuple[EnvConfig, LevelSlots]:
+    """Return the game of a recording, and one slot for its levels, edited as in the recording.
+
+    Raises:
+        UserError: if the recording does not name its game.
+    """
+    game, region = _game_of(folder), folder.description().get(_EDITED)
+    return game, LevelSlots(game, 1, edit=CheeseRegion(int(region)) if region else None)
+
+
+def _game_of(folder: RolloutFolder) -> EnvConfig:
     try:
-        return EnvConfig(**description["env"])
+        return EnvConfig(**folder.description()["env"])
     except (KeyError, TypeError):
         raise UserError(f"{folder.description_file} does not say which game was recorded; record "
                         "the agent with record.py") from None

@@ -11,7 +11,7 @@ import pandas as pd
 from PIL import Image, UnidentifiedImageError
 
 from common.errors import UserError
-from common.game_constants import WORLD_SIZE
+from common.game_constants import FRAME_SIZE, WORLD_SIZE
 from common.tables import read_table
 from envs.level_state import MovingObject
 
@@ -26,7 +26,8 @@ class RenderedWorld:
     """World of a row of an episode, see ``envs.wide_view``.
 
     Attributes:
-        image: static objects in and around the view, uint8 (WORLD_SIZE, WORLD_SIZE, 3).
+        image: static objects in and around the view, uint8 (WORLD_SIZE, WORLD_SIZE, 3), or in the
+            view of a static camera, (FRAME_SIZE, FRAME_SIZE, 3).
         moving: all moving objects of the level except the player.
     """
 
@@ -46,7 +47,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def read_world(folder: Path, row: int) -> np.ndarray:
-    """Read the image of the world of a row, uint8 (WORLD_SIZE, WORLD_SIZE, 3).
+    """Read the image of the world of a row, see ``RenderedWorld``.
 
     Raises:
         UserError: if the file is missing or damaged, or the image has another size.
@@ -57,8 +58,9 @@ def read_world(folder: Path, row: int) -> np.ndarray:
             world = np.asarray(image)
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
         raise UserError(f"{path} cannot be read as an image: {error}") from None
-    if world.shape != (WORLD_SIZE, WORLD_SIZE, 3):
-        raise UserError(f"{path} has the shape {world.shape}, not {(WORLD_SIZE, WORLD_SIZE, 3)}")
+    if world.shape not in ((WORLD_SIZE, WORLD_SIZE, 3), (FRAME_SIZE, FRAME_SIZE, 3)):
+        raise UserError(f"{path} has the shape {world.shape}, not {(WORLD_SIZE, WORLD_SIZE, 3)}, "
+                        f"or {(FRAME_SIZE, FRAME_SIZE, 3)} for a static camera")
     return world
 
 

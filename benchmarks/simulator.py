@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -36,24 +37,25 @@ from generative.simulator import Simulation, Simulator, stack
 from generative.training import SimulatorTraining
 
 NUM_EPISODES = 60
+NUM_WORLD_EPISODES = 16
 NUM_STEPS = 32
 BATCH_SIZES = (16, 2)
 REPEATS = 5
 PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
 
 
-def settings_for(parameter_set: str, recording: Path, batch_size: int, num_steps: int
-                 ) -> SimulatorRunSettings:
+def settings_for(parameter_set: str, recording: Path, batch_size: int, num_steps: int,
+                 **others: object) -> SimulatorRunSettings:
     """Return the settings for training on a recording and saving only at the end.
 
     Args:
         parameter_set: name of the parameter set.
         recording: folder whose subfolder ``data`` is the recording.
-        batch_size, num_steps: values that replace those of the parameter set.
+        batch_size, num_steps, others: values that replace those of the parameter set.
     """
     parameters = ParameterSet(parameter_set, {
         "gen_model.save_interval": 10**9, "gen_model.batch_size": batch_size,
-        "gen_model.num_sim_steps": num_steps})
+        "gen_model.num_sim_steps": num_steps, **others})
     return SimulatorRunSettings("benchmark", str(AGENT), agent_sha256(AGENT), "",
                                 str(recording / "data"), 0, "", 0,
                                 parameters.get(SimulatorConfig), parameters.get(TrainingConfig),
@@ -183,7 +185,65 @@ def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -
         + f", optimiser and the rest {100 * (1 - sum(shares.values())):.0f} %")
 
 
+class WorldTraining(Training):
+    """Training of the spatial architecture, with or without worlds.
+
+    Args:
+        has_worlds: whether the simulator has worlds.
+        recording, folder: see ``Training``; the recording has worlds.
+    """
+
+    def __init__(self, has_worlds: bool, recording: Path, folder: Path):
+        keep_freed_memory()
+        settings = settings_for("demo", recording, BATCH_SIZES[0], NUM_STEPS // 2,
+                                **({} if has_worlds else {"gen_model.world_squares": None}))
+        self.run = SimulatorTraining(folder, settings, resolve_compute("cpu"))
+        numbers = (self.run.dataset.windows_with_worlds if has_worlds
+                   else np.arange(len(self.run.dataset)))
+        self.windows = self.run.dataset.batch(
+            np.random.default_rng(0).permutation(numbers)[:BATCH_SIZES[0]])
+
+
+class Rollout:
+    """Rollouts of the simulator of ``WorldTraining``, whose weights do not affect the speed; a call
+    returns the durations of a batch of rollouts, and of sampling their surroundings, in seconds.
+    """
+
+    def __init__(self, has_worlds: bool, recording: Path, folder: Path):
+        training = WorldTraining(has_worlds, recording, folder)
+        self.compute, self.simulator = training.run.compute, training.run.simulator.eval()
+        if has_worlds:
+            self.simulator.prior.trained.fill_(1)
+        batch = align(training.windows, self.simulator.config)
+        self.images, self.draw = batch.initial_images, LatentSampler("mode")
+
+    @torch.no_grad()
+    def __call__(self) -> tuple[float, float]:
+        with self.compute.autocast():
+            vectors = self.simulator.encode(self.images)
+            began = time.perf_counter()
+            start = self.simulator.start_from(vectors, self.draw, images=self.images[-1])
+            sampled = time.perf_counter()
+            self.simulator.imagine(start, self.draw, NUM_STEPS)
+        return time.perf_counter() - sampled, sampled - began
+
+
+def report_worlds() -> None:
+    """Print how much worlds slow down rollouts and training, and what a sampled world costs."""
+    with recorded(NUM_WORLD_EPISODES, "--worlds") as recording:
+        (with_worlds, sampling), (without, _) = measure_apart({
+            name: (Rollout, name == "worlds", recording, recording / f"rollouts_{name}")
+            for name in ("worlds", "none")}, REPEATS).values()
+        say(f"{NUM_STEPS} steps of a sample: {with_worlds / without:.2f} times the time of a "
+            f"simulator without worlds; sampling a world: {sampling / BATCH_SIZES[0]:.3f} s")
+        trained, plain = measure_apart({
+            name: (WorldTraining, name == "worlds", recording, recording / f"training_{name}")
+            for name in ("worlds", "none")}, REPEATS).values()
+        say(f"training in rendered worlds: {plain / trained:.2f} of the frames/s without worlds")
+
+
 def main() -> None:
+    report_worlds()
     with recorded(NUM_EPISODES) as recording:
         for size in BATCH_SIZES:
             ours, plain = measure_apart({

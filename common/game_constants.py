@@ -5,11 +5,15 @@ VIEWS_PER_WORLD = 3  # views per side of a world, see envs.wide_view
 WORLD_SIZE = VIEWS_PER_WORLD * FRAME_SIZE  # pixels along a side of a world
 PERSON_VIEW_SIZE = 512  # pixels along a side of the larger view
 NUM_ACTIONS = 15
+WALL, FREE, CHEESE = 51, 100, 2  # cell types of mazes in Procgen's state
 
 # Games whose camera follows the player, with the size of a level's square in pixels of the agent's
 # frame. The player's recorded position times this size is the shift that aligns frames of a level;
 # see docs/fidelity.md.
 CAMERA_FOLLOWS = {"coinrun": 64 / 13}
+# Squares per side of the view, by mode, in games whose level is a grid that fills the view of a
+# static camera, and does not change before the end of an episode.
+SQUARES_IN_VIEW = {"maze": {"easy": 15, "hard": 25}}
 # Games whose camera is static in every mode except "memory", according to the view centre in their
 # states.
 CAMERA_STANDS_STILL = frozenset({
@@ -30,6 +34,13 @@ def pixels_per_square(game: str, mode: str) -> float | None:
     if game in CAMERA_STANDS_STILL and mode != "memory":
         return 0.0
     return CAMERA_FOLLOWS.get(game)
+
+
+def square_size(game: str, mode: str) -> float | None:
+    """Return the size of a level's square in pixels of the agent's frame; None if worlds of the
+    game cannot be rendered."""
+    squares = SQUARES_IN_VIEW.get(game, {}).get(mode)
+    return FRAME_SIZE / squares if squares else CAMERA_FOLLOWS.get(game)
 
 
 # Direction of each action as (right, up); the last six actions are keys ignored by most games.

@@ -38,6 +38,7 @@ class GameObject:
             nearest entity of ``entity_types``, regardless of that entity's direction.
         mobile: whether ``game_objects.yml`` marks the kind as moving through the level. Kinds with
             ``moving`` need no mark, see ``changes_place``.
+        animated: whether the kind stands still, but changes its look.
     """
 
     name: str
@@ -47,6 +48,7 @@ class GameObject:
     hazard: bool = False
     trails: tuple[int, ...] = ()
     mobile: bool = False
+    animated: bool = False
 
     def __post_init__(self):
         if self.moving not in (None, LEFT, RIGHT):
@@ -61,6 +63,11 @@ class GameObject:
     def changes_place(self) -> bool:
         """Whether objects of this kind move through the level (``mobile`` or ``moving``)."""
         return self.mobile or self.moving is not None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether objects of this kind neither move nor change their look."""
+        return not (self.changes_place or self.animated)
 
 
 @functools.cache
@@ -151,18 +158,30 @@ def places_in_view(state: LevelState, kind: GameObject) -> np.ndarray:
 
 
 def moving_objects(state: LevelState) -> list[MovingObject]:
-    """Return all moving objects of a state except the player and trails."""
+    """Return all moving and animated objects of a state except the player and trails."""
     return [MovingObject(kind.name, float(entity["x"]), float(entity["y"]), float(entity["vx"]),
                          float(entity["vy"]), int(entity["image_type"]), int(entity["image_theme"]))
-            for kind in objects_of(state.game) if kind.changes_place and not kind.is_player
+            for kind in objects_of(state.game) if not (kind.is_static or kind.is_player)
             for entity in state.entities[_entities_of(state, kind)]]
 
 
+@functools.cache
+def object_groups(game: str) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the moving and animated kinds, without the player, in groups that consist
+    of the same entities, such as enemies that walk to the left and to the right."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for kind in objects_of(game):
+        if not (kind.is_static or kind.is_player):
+            groups.setdefault(kind.entity_types, []).append(kind.name)
+    return tuple(map(tuple, groups.values()))
+
+
 def moving_rows(state: LevelState) -> np.ndarray:
-    """Return a mask, bool (entities,), of the player, other moving objects and their trails."""
+    """Return a mask, bool (entities,), of the player, other moving or animated objects, and their
+    trails."""
     rows = state.entities["type"] == _PLAYER
     for kind in objects_of(state.game):
-        if kind.changes_place:
+        if not kind.is_static:
             rows = rows | _entities_of(state, kind, trails=True)
     return rows
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from envs.level_state import LevelState
-from envs.objects import moving_rows
+from envs.objects import moving_rows, objects_of
 
 _INVISIBLE = {"coinrun": (19,)}  # cells that are not drawn: barriers of enemies
 _EMPTY = 100
@@ -34,10 +34,26 @@ def square_keys(state: LevelState) -> tuple[np.ndarray, int]:
     for entity in entities[entities["rx"] <= _LARGEST_RADIUS]:
         row, column = height - 1 - int(np.floor(entity["y"])), int(np.floor(entity["x"]))
         if 0 <= row < height and 0 <= column < width:
-            keys[row, column] += (1 + int(entity["image_type"])) * _THEMES + int(
+            cell = keys[row, column] // (_IMAGES * _THEMES)  # later entities occlude earlier ones
+            keys[row, column] = (cell * _IMAGES + 1 + int(entity["image_type"])) * _THEMES + int(
                 entity["image_theme"])
     outside = (int(state.world["out_of_bounds_object"]) + _IMAGES) * _IMAGES * _THEMES
     return keys, outside
+
+
+def is_solid(keys: np.ndarray, game: str) -> np.ndarray:
+    """Return whether squares with these keys are walls, bool, in the shape of the keys."""
+    walls = [cell for kind in objects_of(game) if kind.name == "wall" for cell in kind.cells]
+    return np.isin(_cells(keys), walls)
+
+
+def is_empty(keys: np.ndarray) -> np.ndarray:
+    """Return whether squares with these keys are empty, bool, in the shape of the keys."""
+    return (_cells(keys) == _EMPTY) & (keys % (_IMAGES * _THEMES) == 0)
+
+
+def _cells(keys: np.ndarray) -> np.ndarray:
+    return keys // (_IMAGES * _THEMES) - _IMAGES
 
 
 def squares_around(keys: np.ndarray, outside: int, x: float, y: float, size: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 In games whose camera follows the player, moving the player by the width of a view moves the view by
 exactly one view, with every pixel at the same position within its square. Nine renderings therefore
 form an image of three by three views without seams, whose centre shows the same static objects as
-the agent's frame.
+the agent's frame. Where the level fills the view of a static camera, the world is one view.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from common.errors import UserError
-from common.game_constants import CAMERA_FOLLOWS, FRAME_SIZE, VIEWS_PER_WORLD
+from common.game_constants import (
+    CAMERA_FOLLOWS,
+    FRAME_SIZE,
+    SQUARES_IN_VIEW,
+    VIEWS_PER_WORLD,
+    square_size,
+)
 from envs.level_state import LevelState
 from envs.objects import invisible, objects_of, with_player_moved
 from envs.procgen_env import EnvConfig, StateView
@@ -22,36 +28,44 @@ LARGEST_MISMATCH = 0.005  # share of pixels in which shifted views may differ
 class WorldView:
     """Renderer of worlds: static objects within one view of the agent's view, on all sides.
 
-    The player and other moving objects are not drawn; ``moving_objects`` lists them.
+    The player and other moving or animated objects are not drawn; ``moving_objects`` lists them.
 
     Args:
         config: the game.
 
     Raises:
-        UserError: if the game's camera is not known to follow the player.
+        UserError: if the game's camera is not known to follow the player, and its level does not
+            fill the view.
     """
 
     def __init__(self, config: EnvConfig):
-        if config.env_name not in CAMERA_FOLLOWS:
-            raise UserError(f"the camera of {config.env_name} is not known to follow the player, "
-                            "so nothing beyond its views can be rendered; such games are "
-                            f"{', '.join(CAMERA_FOLLOWS)}")
+        if square_size(config.env_name, config.distribution_mode) is None:
+            games = ", ".join((*CAMERA_FOLLOWS, *(f"{game} ({' or '.join(modes)})"
+                                                  for game, modes in SQUARES_IN_VIEW.items())))
+            raise UserError(f"the camera of {config.env_name} in mode {config.distribution_mode} "
+                            "is not known to follow the player, and its level does not fill the "
+                            f"view, so worlds cannot be rendered; games with worlds are {games}")
+        self._is_static = config.env_name not in CAMERA_FOLLOWS
         self._view = StateView(config)
-        self._moving = [kind for kind in objects_of(config.env_name) if kind.changes_place]
+        self._moving = [kind for kind in objects_of(config.env_name) if not kind.is_static]
 
     def draw(self, state: LevelState) -> np.ndarray:
         """Render the world of a level state, uint8 (WORLD_SIZE, WORLD_SIZE, 3).
 
-        The pixel in row r and column c of the agent's frame is at (64 + r, 64 + c).
+        The pixel in row r and column c of the agent's frame is at (64 + r, 64 + c). With a static
+        camera, the world is the view, (FRAME_SIZE, FRAME_SIZE, 3).
         """
-        state, reach = self._static(state), range(-(VIEWS_PER_WORLD // 2), VIEWS_PER_WORLD // 2 + 1)
+        state = self._static(state)
+        if self._is_static:
+            return self._shifted(state, 0, 0)
+        reach = range(-(VIEWS_PER_WORLD // 2), VIEWS_PER_WORLD // 2 + 1)
         return np.concatenate([
             np.concatenate([self._shifted(state, right, down) for right in reach], axis=1)
             for down in reach])
 
     def check(self, state: LevelState) -> None:
         """Raise UserError if the world of a state has seams."""
-        mismatch = self.mismatch(state)
+        mismatch = 0.0 if self._is_static else self.mismatch(state)
         if mismatch > LARGEST_MISMATCH:
             raise UserError(f"the worlds of {state.game} have seams: {100 * mismatch:.1f} % of the "
                             "pixels change if the view is shifted by half a view")
@@ -74,7 +88,7 @@ class WorldView:
         self._view.close()
 
     def _static(self, state: LevelState) -> LevelState:
-        """Return the state without moving objects."""
+        """Return the state without moving and animated objects."""
         for kind in self._moving:
             state = invisible(state, kind)
         return state

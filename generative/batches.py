@@ -178,21 +178,27 @@ def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
     if windows.squares is None or windows.outcome_weights is None:
         return batch
     return dataclasses.replace(batch, outcome_weights=windows.outcome_weights[0],
-                               world=recorded_world(windows.squares[0], batch, config))
+                               world=recorded_world(windows, batch, config))
 
 
-def recorded_world(squares: Tensor, batch: AlignedBatch, config: SimulatorConfig) -> World:
+def recorded_world(windows: Windows, batch: AlignedBatch, config: SimulatorConfig) -> World:
     """Return the world around the last initial frames.
 
     Args:
-        squares: classes (B, n, n).
-        batch: batch with recorded positions, which give the position of the squares.
+        windows: windows with worlds.
+        batch: the same windows, whose positions give the position of the squares unless the camera
+            is static.
         config: settings of the simulator.
     """
-    assert config.pixels_per_square
-    corner = world_corner(true_phase(batch), squares.shape[-1], config.pixels_per_square)
-    nothing = torch.zeros_like(corner, dtype=torch.int64)
-    return World(squares.long(), corner, nothing[:, 0], nothing)
+    assert windows.squares is not None
+    squares, places, velocities, looks, clock = (
+        part[0] for part in (windows.squares, windows.places, windows.velocities, windows.looks,
+                             windows.clock) if part is not None)
+    corner = batch.images.new_zeros(len(squares), 2)
+    if config.pixels_per_square:
+        corner = world_corner(true_phase(batch), squares.shape[-1], config.pixels_per_square)
+    return World.of(squares.long(), corner, places=places.float(), velocities=velocities.float(),
+                    looks=looks.long(), clock=clock)
 
 
 def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:

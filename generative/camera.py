@@ -27,6 +27,7 @@ PATCH = FRAME_SIZE // GRID  # pixels per side of a cell's patch
 CROP = 24  # pixels per side of the crop from which the camera's motion is predicted
 FASTEST = 4.0  # pixels per step, the unit of velocities inside the networks
 PHASE_DIM = 4  # cosine and sine of the phase to the right, and of the phase down
+STATIC_PHASE = (-1.0, 0.0, -1.0, 0.0)  # of a static camera, above the middle of a square
 NUM_PHASE_MAPS = 12  # channels of ``phase_maps``
 _SHIFTS_X, _SHIFTS_Y = 3, 8  # largest motions, in pixels, that ``motion_costs`` compares
 NUM_MOTIONS = (2 * _SHIFTS_X + 1) * (2 * _SHIFTS_Y + 1)

@@ -83,11 +83,13 @@ class SimulatorConfig:
         pixels_per_square: motion of the camera in pixels when the player moves by one square; 0
             for a static camera; None takes it from the recorded game when training starts.
         camera_loss_weight: weight of the camera's loss.
-        world_squares: number of squares per side of the world, see ``generative.squares``; None for
-            a simulator that knows nothing beyond its canvas. The two fields below apply to worlds
-            only.
+        world_squares: number of squares per side of the world, see ``generative.squares``, which
+            fills the view of a static camera; None for a simulator that knows nothing beyond its
+            canvas. The three fields below apply to worlds only.
         square_classes: number of classes of squares; None takes it from the recording when training
             starts.
+        object_looks: numbers of looks of the last classes, which stand for objects that move or
+            change their look, see ``generative.sprites``; None takes them from the recording.
         prior_widths: channels of the prior over worlds at full, half and quarter resolution, and of
             the prior over start vectors, see ``generative.prior``.
     """
@@ -127,6 +129,7 @@ class SimulatorConfig:
     camera_loss_weight: float = 120.0
     world_squares: int | None = None
     square_classes: int | None = None
+    object_looks: tuple[int, ...] | None = None
     prior_widths: tuple[int, ...] = (64, 120, 160, 96)
 
     def __post_init__(self):
@@ -168,10 +171,13 @@ class SimulatorConfig:
                             f"the canvas or the bottleneck vector, and {most}, not "
                             f"{self.patch_components}")
         if self.world_squares is not None and (
-                self.world_squares % 2 == 0 or self.world_squares < 3
-                or self.pixels_per_square == 0):
-            raise UserError("world_squares must be an odd number from 3 up, and the camera must "
-                            "follow the player (pixels_per_square above 0)")
+                self.world_squares % 2 == 0 or self.world_squares < 3):
+            raise UserError("world_squares must be an odd number from 3 up, not "
+                            f"{self.world_squares}")
+        if self.world_squares and self.pixels_per_square and (
+                self.world_squares * self.pixels_per_square < 1.01 * FRAME_SIZE):
+            raise UserError(f"world_squares is {self.world_squares}, but so many squares of "
+                            f"{self.pixels_per_square:g} pixels are no larger than the view")
         if len(self.prior_widths) != 4 or any(width < 8 or width % 8
                                               for width in self.prior_widths):
             raise UserError("prior_widths must be four multiples of 8")
@@ -184,13 +190,19 @@ class SimulatorConfig:
         saved before there were worlds compare equal."""
         fields = dataclasses.asdict(self)
         if self.world_squares is None:
-            for name in ("world_squares", "square_classes", "prior_widths"):
+            for name in ("world_squares", "square_classes", "object_looks", "prior_widths"):
                 del fields[name]
         return fields
 
     @property
     def is_spatial(self) -> bool:
         return self.architecture == "spatial"
+
+    @property
+    def square_size(self) -> float:
+        """Size of a square of the world in pixels, which a static camera determines."""
+        assert self.world_squares is not None
+        return self.pixels_per_square or FRAME_SIZE / self.world_squares
 
     @property
     def window_length(self) -> int:

@@ -40,7 +40,10 @@ class Windows:
             (…, 2); NaN outside the episode and at terminal frames. None for recordings without
             positions.
         squares: classes of the squares of the world around the last initial frame, uint8
-            (1, …, n, n); None without worlds.
+            (1, …, n, n); None without worlds, like the fields below.
+        places, velocities, looks: fields of the world's objects, float16, float16 and uint8, see
+            ``squares.World`` (1, …, n, n).
+        clock: the game's time in the last initial frame, int64 (1, …).
         outcome_weights: weight of the window's loss of outcomes, float32 (1, …); None without
             worlds.
     """
@@ -53,6 +56,10 @@ class Windows:
     hidden_states: Tensor
     positions: Tensor | None = None
     squares: Tensor | None = None
+    places: Tensor | None = None
+    velocities: Tensor | None = None
+    looks: Tensor | None = None
+    clock: Tensor | None = None
     outcome_weights: Tensor | None = None
 
     def each(self, function: Callable[[Tensor], Tensor]) -> Windows:
@@ -103,20 +110,30 @@ class RecordedWorlds:
     """Worlds of a recording.
 
     Attributes:
-        episodes, rows: number of the episode, and row in it, of each world, int64 (N,).
+        episodes, rows: number of the episode, and row in it, of each world, int64 (N,). The row
+            is also the game's time.
         squares: classes, uint8 (N, n, n).
+        places, velocities, looks: fields of objects, float16, float16 and uint8, see
+            ``squares.World`` (N, n, n).
         positions: the player's position in squares, x to the right and y up, float32 (N, 2).
-        velocities: change of the position in the last step, float32 (N, 2).
+        moved: change of the position in the last step, float32 (N, 2).
     """
 
     episodes: np.ndarray
     rows: np.ndarray
     squares: np.ndarray
-    positions: np.ndarray
+    places: np.ndarray
     velocities: np.ndarray
+    looks: np.ndarray
+    positions: np.ndarray
+    moved: np.ndarray
 
     def __getitem__(self, chosen) -> RecordedWorlds:
         return RecordedWorlds(*(array[chosen] for array in vars(self).values()))
+
+# Fields of ``Windows`` and of ``RecordedWorlds``.
+_WORLD_FIELDS = {"squares": "squares", "places": "places", "velocities": "velocities",
+                 "looks": "looks", "clock": "rows"}
 
 
 class RolloutDataset:
@@ -281,8 +298,9 @@ class RolloutDataset:
                                            np.float32(np.nan))
         if self._worlds is not None:
             worlds, of_window, weights = self._worlds
-            arrays |= {"squares": worlds.squares[of_window[numbers]][None],
-                       "outcome_weights": weights[numbers][None]}
+            arrays |= {name: getattr(worlds, field)[of_window[numbers]][None]
+                       for name, field in _WORLD_FIELDS.items()}
+            arrays["outcome_weights"] = weights[numbers][None]
         return Windows(**{name: torch.from_numpy(array) for name, array in {
             **arrays, "frames": frames, "hidden_states": hidden_states,
             "terminals": terminals.astype(np.float32)}.items()})

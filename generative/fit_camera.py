@@ -25,7 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.cli import Parser, add_compute_flags, add_output_file_flag, check_output, count, seed
+from common.cli import (
+    Parser,
+    add_compute_flags,
+    add_output_file_flag,
+    check_output,
+    count,
+    seed,
+    set_up_logging,
+)
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.progress import with_progress
@@ -190,8 +198,7 @@ class CameraTraining:
         squares = self.simulator.squares
         look: Look = functools.partial(shift, windows.world)
         if squares is not None:
-            nothing = torch.zeros_like(windows.corner, dtype=torch.int64)
-            world = World(windows.world, windows.corner, nothing[:, 0], nothing)
+            world = World.of(windows.world, windows.corner)
 
             def look_at_squares(displacement: Tensor, size: int) -> tuple[Tensor, Tensor]:
                 view = squares.crop(world, displacement, size)
@@ -273,6 +280,7 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
     check_export(args.model_file, args.output)
     check_output(args.output, lambda path: False, args.overwrite)
     run = run_of(args.model_file)

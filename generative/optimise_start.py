@@ -1,4 +1,7 @@
-"""Optimise start vectors of the simulator for targets, by gradients through the rollout.
+"""Optimise starts of the simulator for targets, by gradients through the rollout.
+
+The search varies the noise from which the prior of the simulator generates a start and its world
+or, without a trained prior, start vectors.
 
 Targets are outputs of the agent (value, log_prob_up, policy for all log-probabilities), directions
 of its hidden state (hx_direction_3, hx_direction_3_pca, hx_direction for all of --direction_ids),

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.game_constants import FRAME_SIZE
-from generative.camera import FASTEST, CameraState, moved_phase
+from generative.camera import FASTEST, STATIC_PHASE, CameraState, moved_phase
 from generative.config import GRID
+from generative.sprites import AFTER_TURN, CLOCK_PERIOD
 from generative.squares import World
 
 EMBEDDING = 12  # E
@@ -38,8 +39,12 @@ _HEADS = 4
 _GUIDE_WIDTH = 160
 _BLOCK = 13  # squares per side of the blocks in which noise is drawn
 _MARGIN = 8.0  # pixels between view and edge at which a world moves on
+_STRONGEST = 30.0  # largest weight of the evidence, at which squares are nearly certain
+_STRONGEST_IN_SAMPLES = 8.0  # lower in samples, so that fewer squares contradict all others
 _SHARPNESS = 8.0  # factor of the logits in the last step, so that squares are nearly certain
-_WORLD_STEPS, _START_STEPS = 8, 4
+_WORLD_STEPS, _START_STEPS, _VIEW_START_STEPS = 8, 4, 8
+_MANY_LOOKS = 2520  # divisible by the number of looks of any object, up to 10
+_TURNS = (0.47, 0.78, 0.94)  # shares of recorded enemies with at most 0, 1 and 2 turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +55,13 @@ class PriorNoise:
         squares: noise of the squares (B, E, n, n).
         globals: noise of phase and velocity (B, NUM_GLOBALS).
         vector: noise of the start vector (B, V / 64, 8, 8).
+        places: noise of the places of moving objects within their squares (B, n, n).
     """
 
     squares: Tensor
     globals: Tensor
     vector: Tensor
+    places: Tensor
 
 
 class _Residual(nn.Module):
@@ -149,11 +156,13 @@ class WorldPrior(nn.Module):
         self.last = _Residual(full, full, guide)
         self.out = nn.Sequential(nn.GroupNorm(8, full), nn.SiLU(),
                                  nn.Conv2d(full, 4 * num_classes, 3, padding=1))
+        for parameter in self.out[-1].parameters():
+            nn.init.zeros_(parameter)
         self.globals = nn.Sequential(nn.Linear(quarter + full + NUM_GLOBALS, guide), nn.SiLU(),
                                      nn.Linear(guide, NUM_GLOBALS))
 
-    def forward(self, x: Tensor, known: Tensor, camera: Tensor, camera_known: Tensor,
-                time: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, known: Tensor, camera: Tensor, camera_known: Tensor, time: Tensor,
+                strongest: float = _STRONGEST) -> tuple[Tensor, Tensor]:
         """Predict the clean data.
 
         Args:
@@ -162,11 +171,13 @@ class WorldPrior(nn.Module):
             camera: phase and velocity, noisy if they are not known (B, NUM_GLOBALS).
             camera_known: 1 if phase and velocity are given (B, 1).
             time: from 0 for noise to 1 for data (B,).
+            strongest: largest weight of what a noisy square tells about itself.
 
         Returns:
             Logits of the classes (B, n, n, K), and phase and velocity (B, NUM_GLOBALS).
         """
         guide = self.time(time, torch.cat([camera, camera_known], dim=-1))
+        evidence = self._evidence(x, time, strongest)
         x = functional.pad(torch.cat([x, known], dim=1), (0, self._pad, 0, self._pad))
         x = functional.pixel_unshuffle(x, 2)
         x = torch.cat([x, self.position.expand(len(x), -1, -1, -1)], dim=1).contiguous(
@@ -183,7 +194,18 @@ class WorldPrior(nn.Module):
         centre = self.num_squares // 4
         near = x[:, :, centre - 1:centre + 2, centre - 1:centre + 2].mean(dim=(2, 3))
         camera = self.globals(torch.cat([middle.mean(dim=(2, 3)), near, camera.to(x)], dim=-1))
-        return logits, camera.float()
+        return logits + evidence, camera.float()
+
+    def _evidence(self, x: Tensor, time: Tensor, strongest: float) -> Tensor:
+        """Return the log-likelihood of each class given the noisy square alone (B, n, n, K).
+
+        The network adds what the other squares tell. Without this term, rare classes hardly occur
+        in samples, because the network would have to learn to react strongly to single squares.
+        """
+        with torch.autocast(x.device.type, enabled=False):
+            similar = x.float().permute(0, 2, 3, 1) @ self.embedding.T
+            strength = (time / (1 - time).square()).clamp(max=strongest)
+            return similar * strength[:, None, None, None]
 
     def embed(self, squares: Tensor) -> Tensor:
         """Embed class numbers, int64 (B, n, n), or probabilities (B, n, n, K), as (B, E, n, n)."""
@@ -214,8 +236,9 @@ class WorldPrior(nn.Module):
         for step, time in enumerate(times.tolist()):
             x = torch.where(given > 0, clean, x)
             state = state if camera is None else camera
-            logits, predicted = self(x, given, state, camera_known, x.new_full((len(x),), time))
             after = float(times[step + 1]) if step + 1 < len(times) else 1.0
+            logits, predicted = self(x, given, state, camera_known, x.new_full((len(x),), time),
+                                     _STRONGEST_IN_SAMPLES)
             probabilities = (logits * (1.0 if after < 1 else _SHARPNESS)).softmax(dim=-1)
             share = (after - time) / (1 - time)
             x = x + share * (self.embed(probabilities) - x)
@@ -310,6 +333,8 @@ class Prior(nn.Module):
         channels: V / 64.
         view_channels: number of coefficients of a cell of the view.
         start_width: channels of ``StartPrior``.
+        is_view: whether worlds are the view of a static camera. Starts are then generated with more
+            steps, most of them early, when the place of the player is decided.
     """
 
     trained: Tensor
@@ -317,7 +342,7 @@ class Prior(nn.Module):
     start_times: Tensor
 
     def __init__(self, num_squares: int, num_classes: int, widths: tuple[int, int, int],
-                 channels: int, view_channels: int, start_width: int):
+                 channels: int, view_channels: int, start_width: int, is_view: bool = False):
         super().__init__()
         self.channels = channels
         self.worlds = WorldPrior(num_squares, num_classes, widths)
@@ -325,8 +350,9 @@ class Prior(nn.Module):
         self.register_buffer("trained", torch.zeros(()))
         self.register_buffer("world_times", torch.arange(_WORLD_STEPS) / _WORLD_STEPS,
                              persistent=False)
-        self.register_buffer("start_times", torch.arange(_START_STEPS) / _START_STEPS,
-                             persistent=False)
+        start_times = ((torch.arange(_VIEW_START_STEPS) / _VIEW_START_STEPS).square() if is_view
+                       else torch.arange(_START_STEPS) / _START_STEPS)
+        self.register_buffer("start_times", start_times, persistent=False)
 
     @property
     def is_trained(self) -> bool:
@@ -338,14 +364,19 @@ class Prior(nn.Module):
         Args:
             seeds: a seed per start, int64 (B,).
         """
-        squares = self._place_noise(seeds, torch.zeros(len(seeds), 2, dtype=torch.int64))
+        squares, places, _ = self._place_noise(seeds, torch.zeros(len(seeds), 2, dtype=torch.int64))
         others = []
         for seed in seeds.tolist():
             generator = _generator(seed)
             others.append((torch.randn(NUM_GLOBALS, generator=generator),
                            torch.randn(self.channels, GRID, GRID, generator=generator)))
         camera, vector = (torch.stack(part).to(self.trained.device) for part in zip(*others))
-        return PriorNoise(squares, camera, vector)
+        return PriorNoise(squares, camera, vector, places)
+
+    def objects(self, noise: PriorNoise, seeds: Tensor) -> dict[str, Tensor]:
+        """Return the fields of ``World`` that describe its objects apart from their squares."""
+        _, _, looks = self._place_noise(seeds, torch.zeros(len(seeds), 2, dtype=torch.int64))
+        return {**_motion(noise.places, looks), "looks": looks, "clock": seeds % CLOCK_PERIOD}
 
     def completed(self, world: World, known: Tensor, camera: Tensor) -> World:
         """Generate the squares of a world that are not known.
@@ -355,10 +386,13 @@ class Prior(nn.Module):
             known: mask of the known squares, bool (B, n, n).
             camera: phase and velocity (B, NUM_GLOBALS).
         """
-        noise = PriorNoise(self._place_noise(world.seeds, world.origin), camera, camera)
+        squares, places, looks = self._place_noise(world.seeds, world.origin)
+        noise = PriorNoise(squares, camera, camera, places)
         squares, _ = self.worlds.sample(noise, self.world_times, world.squares,
                                         known[:, None].to(camera), camera)
-        return dataclasses.replace(world, squares=squares)
+        new = {**_motion(places, looks), "looks": looks}
+        return dataclasses.replace(world, squares=squares, **{
+            name: torch.where(known, getattr(world, name), field) for name, field in new.items()})
 
     def continued(self, world: World, camera: CameraState, pixels_per_square: float) -> World:
         """Move worlds on whose edge has come near the view.
@@ -390,33 +424,62 @@ class Prior(nn.Module):
         batch = torch.arange(len(rows), device=moved.device)[:, None, None]
         probabilities = old.squares if old.squares.ndim == 4 else functional.one_hot(
             old.squares, self.worlds.num_classes).to(camera.phase)
-        squares = probabilities[batch, sources[0][:, :, None], sources[1][:, None]]
+        squares, places, velocities, looks = (
+            field[batch, sources[0][:, :, None], sources[1][:, None]]
+            for field in (probabilities, old.places, old.velocities, old.looks))
         given = known[0][:, :, None] & known[1][:, None]
         phase = moved_phase(camera.phase[rows], camera.displacement[rows], pixels_per_square)
         state = torch.cat([phase, camera.velocity[rows] / FASTEST], dim=-1)
         new = self.completed(World(squares, old.corner + pixels_per_square * moved, old.seeds,
-                                   old.origin + moved), given, state)
+                                   old.origin + moved, places, velocities, looks, old.clock), given,
+                             state)
         if world.squares.ndim == 3:  # certain classes stay certain
             new = dataclasses.replace(new, squares=new.squares.argmax(dim=-1))
         return World(*(torch.index_copy(before, 0, rows, after.to(before))
                        for before, after in zip(vars(world).values(), vars(new).values())))
 
-    def _place_noise(self, seeds: Tensor, origin: Tensor) -> Tensor:
-        """Draw the noise of squares (B, E, n, n), which depends only on seed and place.
+    def _place_noise(self, seeds: Tensor, origin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw the noise of squares, which depends only on seed and place.
 
         Args:
             seeds: seeds, int64 (B,).
             origin: place of the first square, to the right and down, int64 (B, 2).
+
+        Returns:
+            Noise of the classes (B, E, n, n), noise of the places of objects (B, n, n), and numbers
+            of their looks, int64 (B, n, n).
         """
         num, fields = self.worlds.num_squares, []
         for seed, (x, y) in zip(seeds.tolist(), origin.tolist()):
             across = range(x // _BLOCK, (x + num - 1) // _BLOCK + 1)
             along = range(y // _BLOCK, (y + num - 1) // _BLOCK + 1)
             blocks = torch.cat([torch.cat([
-                torch.randn(EMBEDDING, _BLOCK, _BLOCK, generator=_generator(seed, column, row))
+                torch.randn(EMBEDDING + 2, _BLOCK, _BLOCK, generator=_generator(seed, column, row))
                 for column in across], dim=2) for row in along], dim=1)
             fields.append(blocks[:, y - _BLOCK * along[0]:, x - _BLOCK * across[0]:][:, :num, :num])
-        return torch.stack(fields).to(self.trained.device)
+        noise = torch.stack(fields)
+        looks = (_uniform(noise[:, -1]).abs() * _MANY_LOOKS).long()
+        device = self.trained.device
+        return noise[:, :EMBEDDING].to(device), noise[:, EMBEDDING].to(device), looks.to(device)
+
+
+def _uniform(noise: Tensor) -> Tensor:
+    """Map standard normal noise to uniform numbers from -1 to 1."""
+    return torch.erf(noise / math.sqrt(2))
+
+
+def _motion(noise: Tensor, looks: Tensor) -> dict[str, Tensor]:
+    """Return places and velocities of objects, see ``World``.
+
+    Places and directions are uniformly distributed, because objects walk to and fro. The speed
+    depends on the number of turns, which the numbers of looks (B, n, n) select.
+
+    Args:
+        noise: standard normal noise (B, n, n).
+    """
+    uniform = _uniform(noise)
+    turns = torch.bucketize(looks / _MANY_LOOKS, torch.tensor(_TURNS, device=looks.device))
+    return {"places": uniform.abs(), "velocities": uniform.sign() * AFTER_TURN ** turns}
 
 
 def _generator(*numbers: int) -> torch.Generator:
@@ -424,6 +487,11 @@ def _generator(*numbers: int) -> torch.Generator:
     words = [number % 2 ** 32 for number in numbers]
     seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(seed))
+
+
+def static_globals(like: Tensor) -> Tensor:
+    """Return phase and velocity of a static camera, in the shape of ``like`` (B, NUM_GLOBALS)."""
+    return like.new_tensor((*STATIC_PHASE, 0.0, 0.0)).expand(like.shape)
 
 
 def camera_globals(camera: CameraState) -> Tensor:

@@ -13,11 +13,13 @@ from generative.prior import StartPrior, WorldPrior
 
 VIEW_SQUARES = 13  # squares per side of a view
 _TIME_SHIFT = 0.0  # mean of the logit of the time
+_START_TIME, _VIEW_START_TIME = (0.0, 1.0), (-1.2, 1.4)  # mean and deviation of its logit
 _GLOBALS_WEIGHT = 0.5
 _LEAST_LEFT = 0.1  # least remaining time by which errors of start vectors are divided
 # Shares of the kinds of mask; the rest has no given squares.
 _VIEW, _STRIP, _HOLE = 0.4, 0.2, 0.1
 _SMALLEST_HOLE, _LARGEST_HOLE = 1, 6
+_BLOCK = 0.6  # share of masks with a block of squares that are not given, if the world is the view
 
 
 def draw_masks(num: int, num_squares: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -64,14 +66,29 @@ def draw_masks(num: int, num_squares: int, generator: torch.Generator) -> tuple[
     return masks, camera
 
 
-def world_loss(prior: WorldPrior, squares: Tensor, camera: Tensor, generator: torch.Generator
-               ) -> tuple[Tensor, Tensor]:
+def draw_block_masks(num: int, num_squares: int, generator: torch.Generator
+                     ) -> tuple[Tensor, Tensor]:
+    """Draw masks of given squares of worlds that are the view of a static camera: all squares
+    except a block of any size, or none. See ``draw_masks``; the camera is always given."""
+    size, place = torch.rand(2, 2, num, 1, generator=generator)
+    size = 1 + (size * num_squares).floor()  # (2, num, 1), rows and columns
+    first = (place * (num_squares + 1 - size)).floor()
+    at = torch.arange(num_squares)
+    rows, columns = (at >= first) & (at < first + size)  # (num, n) each
+    given = ~(rows[:, :, None] & columns[:, None]) & (
+        torch.rand(num, 1, 1, generator=generator) < _BLOCK)
+    return given[:, None].float(), torch.ones(num, 1)
+
+
+def world_loss(prior: WorldPrior, squares: Tensor, camera: Tensor, generator: torch.Generator,
+               is_view: bool = False) -> tuple[Tensor, Tensor]:
     """Compute the loss of a world prior at random times and masks.
 
     Args:
         squares: classes, int64 (B, n, n).
         camera: phase and velocity (B, NUM_GLOBALS).
         generator: source of the random numbers, on the CPU.
+        is_view: whether worlds are the view of a static camera, which selects the masks.
 
     Returns:
         Mean cross-entropy of the squares that are not given, and the weighted squared error of
@@ -79,7 +96,8 @@ def world_loss(prior: WorldPrior, squares: Tensor, camera: Tensor, generator: to
     """
     num = len(squares)
     known, camera_known = (part.to(squares.device)
-                           for part in draw_masks(num, prior.num_squares, generator))
+                           for part in (draw_block_masks if is_view else draw_masks)(
+                               num, prior.num_squares, generator))
     clean = prior.embed(squares)
     noise = torch.randn(clean.shape, generator=generator).to(clean)
     camera_noise = torch.randn(camera.shape, generator=generator).to(camera)
@@ -97,16 +115,19 @@ def world_loss(prior: WorldPrior, squares: Tensor, camera: Tensor, generator: to
 
 
 def start_loss(prior: StartPrior, codes: Tensor, view: Tensor, camera: Tensor,
-               generator: torch.Generator) -> Tensor:
+               generator: torch.Generator, is_view: bool = False) -> Tensor:
     """Compute the flow-matching loss () of a start prior at random times.
 
     Args:
         codes: standardised codes (B, V / 64, 8, 8).
         view, camera: see ``StartPrior.forward``.
         generator: source of the random numbers, on the CPU.
+        is_view: whether worlds are the view of a static camera. Times are then earlier, because the
+            place of the player, which is anywhere, is decided early.
     """
     noise = torch.randn(codes.shape, generator=generator).to(codes)
-    time = torch.sigmoid(torch.randn(len(codes), generator=generator)).to(codes)
+    mean, deviation = _VIEW_START_TIME if is_view else _START_TIME
+    time = torch.sigmoid(mean + deviation * torch.randn(len(codes), generator=generator)).to(codes)
     share = time[:, None, None, None]
     predicted = prior(noise + share * (codes - noise), view, camera, time)
     left = (1 - share).clamp(min=_LEAST_LEFT)

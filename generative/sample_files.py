@@ -69,7 +69,11 @@ class SampleFormat(NpyFolder):
 
 
 _WORLD = {"world": Array(np.float16, "n n K", optional=True),
-          "world_corner": Array(np.float32, "2", optional=True)}
+          "world_corner": Array(np.float32, "2", optional=True),
+          "world_places": Array(np.float16, "n n", optional=True),
+          "world_velocities": Array(np.float16, "n n", optional=True),
+          "world_looks": Array(np.int16, "n n", optional=True),
+          "world_clock": Array(np.int64, "", optional=True)}
 _SAMPLE = SampleFormat({
     "ims": Array(np.uint8, "T H W C"), "rews": Array(np.float32, "T"),
     "dones": Array(np.float32, "T"), "agent_values": Array(np.float32, "T"),
@@ -268,11 +272,15 @@ class SampleFolder(ResultStore):
                                 f"world, unlike sample {numbers[0]}; record the samples again")
         if not found or not found[0]:
             return None
-        squares, corner = (
-            torch.from_numpy(stack(self.path, {number: arrays[name] for number, arrays in zip(
-                numbers, found)}, name)).float() for name in _WORLD)
+        parts = {name: torch.from_numpy(stack(self.path, {number: arrays[name] for number, arrays
+                                                          in zip(numbers, found)}, name))
+                 for name in found[0]}
         seeds = torch.tensor([self.origin(number).world_seed or 0 for number in numbers])
-        return World(squares, corner, seeds, torch.zeros_like(corner, dtype=torch.int64))
+        others = {"places": torch.float32, "velocities": torch.float32, "looks": torch.int64,
+                  "clock": torch.int64}  # older samples have no objects
+        return World.of(parts["world"].float(), parts["world_corner"], seeds=seeds, **{
+            name: parts[f"world_{name}"].to(dtype) for name, dtype in others.items()
+            if f"world_{name}" in parts})
 
     def add(self, number: int, arrays: SampleArrays, origin: SampleOrigin,
             world: World | None = None) -> None:
@@ -287,7 +295,9 @@ class SampleFolder(ResultStore):
         """
         value = {name: getattr(arrays, field) for field, name in _NAMES.items()}
         if world is not None:
-            value |= zip(_WORLD, (world.squares.cpu().numpy(), world.corner.cpu().numpy()))
+            value |= zip(_WORLD, (part.cpu().numpy() for part in (
+                world.squares, world.corner, world.places, world.velocities, world.looks,
+                world.clock)))
             origin = dataclasses.replace(origin, world_seed=int(world.seeds))
         self.write("sample", number, value={**value, "origin": origin})
 

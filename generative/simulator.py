@@ -44,7 +44,7 @@ from generative.networks import (
     most_likely_action,
     on_unit_sphere,
 )
-from generative.prior import Prior, PriorNoise, camera_globals
+from generative.prior import Prior, PriorNoise, camera_globals, static_globals
 from generative.spatial import (
     NoEmbedding,
     PatchBasis,
@@ -55,7 +55,14 @@ from generative.spatial import (
     with_phase,
 )
 from generative.spatial_decoder import SpatialDecoder
-from generative.squares import Scenery, SquareImages, World, world_corner, world_phase
+from generative.squares import (
+    Scenery,
+    SquareImages,
+    World,
+    square_images,
+    world_corner,
+    world_phase,
+)
 
 ALL_WINDOWS = slice(None)
 
@@ -207,12 +214,13 @@ class Simulator(nn.Module):
         """
         if config.square_classes is None:
             raise UserError("square_classes must be a number for a simulator with worlds")
-        assert config.world_squares and config.pixels_per_square
+        assert config.world_squares
         full, half, quarter, start_width = config.prior_widths
-        self.squares = SquareImages(config.square_classes, config.pixels_per_square)
+        self.squares = square_images(config.square_classes, config.world_squares,
+                                     config.square_size, config.object_looks or ())
         self.prior = Prior(config.world_squares, config.square_classes, (full, half, quarter),
                            config.bottleneck_vec_size // GRID ** 2, config.patch_components,
-                           start_width)
+                           start_width, is_view=not config.pixels_per_square)
         self.prior.requires_grad_(False)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
@@ -249,10 +257,11 @@ class Simulator(nn.Module):
         """
         prior, squares = self._trained_prior(), self.squares
         assert squares is not None
-        probabilities, camera = prior.worlds.sample(noise, prior.world_times)
+        given = None if self.config.pixels_per_square else static_globals(noise.globals)
+        probabilities, camera = prior.worlds.sample(noise, prior.world_times, camera=given)
         corner = world_corner(camera[:, :PHASE_DIM], probabilities.shape[1],
                               squares.pixels_per_square)
-        world = World(probabilities, corner, seeds, torch.zeros_like(corner, dtype=torch.int64))
+        world = World.of(probabilities, corner, seeds=seeds, **prior.objects(noise, seeds))
         vectors = prior.starts.sample(noise.vector, self.scenery(world).first, camera,
                                       prior.start_times)
         return vectors, world
@@ -261,7 +270,7 @@ class Simulator(nn.Module):
         """Draw worlds, and compute the coefficients of the views at the start."""
         assert self.squares is not None
         scenery = self.squares.paint(world)
-        view = self.squares(scenery, torch.zeros_like(world.corner))
+        view = self.squares.view(scenery, torch.zeros_like(world.corner))
         return dataclasses.replace(scenery, first=self.basis.coefficients(view).float())
 
     def surroundings(self, images: Tensor, env_h: Tensor, seeds: Tensor | None = None) -> World:
@@ -280,25 +289,26 @@ class Simulator(nn.Module):
         camera = split_state(env_h, self.config).camera
         num = self.config.world_squares
         corner = world_corner(camera.phase, num, squares.pixels_per_square)
-        classes, known = squares.read(images, corner.detach(), num)
-        empty = torch.zeros_like(corner, dtype=torch.int64)
-        seeds = empty[:, 0] if seeds is None else seeds
-        world = World(functional.one_hot(classes, len(squares.templates)).to(corner), corner, seeds,
-                      empty)
+        world, known = squares.read(images, corner.detach(), num, seeds)
+        speeds = prior.objects(prior.noise(world.seeds), world.seeds)["velocities"].abs()
+        world = dataclasses.replace(world, corner=corner, velocities=world.velocities * speeds,
+                                    squares=functional.one_hot(
+                                        world.squares, len(squares.templates)).to(corner))
         return prior.completed(world, known, camera_globals(camera))
 
     def _moved_on(self, world: World, scenery: Scenery, h: Tensor) -> tuple[World, Scenery]:
         """Let worlds move on after a step to states h (B, H), see ``Prior.continued``.
 
-        Without a trained prior, they stay where they are.
+        Without a trained prior, or with a static camera, they stay where they are.
         """
         assert self.squares is not None
-        if not self.prior.is_trained:
+        if not self.prior.is_trained or not self.config.pixels_per_square:
             return world, scenery
         camera = split_state(h, self.config).camera
         moved = self.prior.continued(world, camera, self.squares.pixels_per_square)
         if moved is not world:
-            scenery = dataclasses.replace(self.squares.paint(moved), first=scenery.first)
+            scenery = dataclasses.replace(self.squares.paint(moved), first=scenery.first,
+                                          step=scenery.step)
         return moved, scenery
 
     def _trained_prior(self) -> Prior:
@@ -379,7 +389,8 @@ class Simulator(nn.Module):
         all_h, all_z, all_posterior, all_camera = [], [], [], []
         given = () if start.world is None else (self.scenery(start.world),)
         for t in range(num_steps):
-            h = self.cell.advance(z, action_inputs[t], h, *given)  # (B, H)
+            now = [scenery.at_step(t) for scenery in given]
+            h = self.cell.advance(z, action_inputs[t], h, *now)  # (B, H)
             if isinstance(self.cell, SpatialCell):
                 all_camera.append(self.cell.camera_state(h))
                 if true_camera is not None:
@@ -456,6 +467,7 @@ class Simulator(nn.Module):
             if true_actions is not None:
                 action = self.one_hot_actions(true_actions[t])
             input_action = action.detach() if without_env_grads else action  # (B, A)
+            given = [scenery.at_step(t) for scenery in given]
             h = self.cell.advance(z, self.cell.action_input(input_action), h, *given)  # (B, H)
             if world is not None:
                 world, given[0] = self._moved_on(world, given[0], h)

@@ -40,6 +40,7 @@ from generative.camera import (
     FASTEST,
     NUM_MOTIONS,
     PHASE_DIM,
+    STATIC_PHASE,
     CameraMotion,
     CameraState,
     Look,
@@ -266,7 +267,10 @@ class SpatialStart(nn.Module):
         """
         if not self.config.pixels_per_square:
             sizes = (self.config.motion_dim, PHASE_DIM, 2, 2, 1)
-            return CameraState(*(vectors.new_zeros(len(vectors), size) for size in sizes))
+            camera = CameraState(*(vectors.new_zeros(len(vectors), size) for size in sizes))
+            if self.config.world_squares:
+                camera.phase[:] = vectors.new_tensor(STATIC_PHASE)
+            return camera
         motion, correction = self.motion(vectors * vectors.shape[1] ** 0.5).float().split(
             [self.config.motion_dim, 2 + PHASE_DIM], dim=-1)
         velocity, phase = (carried + correction).split([2, PHASE_DIM], dim=-1)
@@ -372,8 +376,11 @@ class SpatialCell(nn.Module):
             with torch.autocast(h.device.type, enabled=False):
                 near = near_player(memory) if world is None else None
                 camera = self.camera(look, near, camera, action_input)
+        if self.config.pixels_per_square or world is not None:
             displacement = camera.displacement.detach() if self.training else camera.displacement
-            shown = look(displacement, FRAME_SIZE)[0]
+            squares = self._squares[0]
+            shown = (look(displacement, FRAME_SIZE)[0] if world is None or squares is None
+                     else squares.view(world, displacement))
             view = basis.coefficients(shown)
         motion = camera.motion.detach() if self.training else camera.motion
         everywhere = torch.cat([action_input, motion, memory.mean(dim=(2, 3))], dim=-1)

@@ -130,7 +130,7 @@ class SpatialDecoder(nn.Module):
         objects = canvas - static[:, :canvas.shape[1]]
         objects = self.changes(scene) + basis.padded(objects * torch.sigmoid(self.keep(scene)))
         overlay, inside = shift(basis.images(objects, with_mean=False), displacement)
-        return squares(world, displacement) + overlay * inside, inside
+        return squares.view(world, displacement) + overlay * inside, inside
 
 
 class OutcomeHead(nn.Module):

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -24,14 +26,17 @@ from torch.nn import functional
 
 from common.errors import UserError
 from common.game_constants import FRAME_SIZE, WORLD_SIZE
+from generative.sprites import RESOLUTION, Sprites, SpriteStates, most_voted
 
-RESOLUTION = 16
 _SAME = 14.0  # root mean squared difference, of 255, of templates that belong to one class
+_SIMILAR = 15.0  # the same for the templates of two classes of a key
 _CLIP = 60.0  # difference at which single positions stop counting, because borders overlap
 _FEWEST_SHARED = 10  # positions that two templates must share to be compared
 _SMALLEST_SHARE = 0.08  # share of a key's levels that a class of the key must have
 _UNREADABLE = 0.1  # root mean squared error above which a square is not recognised
 _VISIBLE = 0.35  # share of a square that must be in view for it to be recognised
+_LIKE_SPRITE = 0.21  # root mean squared error below which an object is recognised
+_OVERLAP = 0.02  # share of a square by which Procgen's sprites extend beyond it on all sides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +51,34 @@ class World:
         seeds: seeds of what lies beyond the world, int64 (B,).
         origin: number of squares to the right and down by which the world has moved on since the
             start, int64 (B, 2).
+        places: distance of the centres of moving objects from the left edge of their square in the
+            last initial frame, in squares (B, n, n), like the two fields below without meaning for
+            other squares.
+        velocities: their velocity to the right at that time, relative to the largest one of their
+            class (B, n, n).
+        looks: numbers of the looks of objects, see ``generative.sprites``; larger numbers start
+            again at 0, int64 (B, n, n).
+        clock: the game's time in the last initial frame, which selects the images of objects, int64
+            (B,).
     """
 
     squares: Tensor
     corner: Tensor
     seeds: Tensor
     origin: Tensor
+    places: Tensor
+    velocities: Tensor
+    looks: Tensor
+    clock: Tensor
+
+    @classmethod
+    def of(cls, squares: Tensor, corner: Tensor, **others: Tensor) -> World:
+        """Create a world whose other fields are 0 unless they are given."""
+        whole = torch.zeros_like(corner, dtype=torch.int64)
+        field = corner.new_zeros(squares.shape[:3])
+        return cls(squares, corner, **{
+            "seeds": whole[:, 0], "origin": whole, "places": field, "velocities": field,
+            "looks": field.long(), "clock": whole[:, 0], **others})
 
     def each(self, function: Callable[[Tensor], Tensor]) -> World:
         """Apply a function to every tensor, and return the results."""
@@ -99,11 +126,19 @@ class Scenery:
         corner: see ``World`` (B, 2).
         first: coefficients of the view at the start (B, coefficients, 8, 8), from
             ``Simulator.scenery``; empty before.
+        sprites: objects that move or change their look; None if no class stands for them.
+        step: number of steps since the last initial frame.
     """
 
     image: Tensor
     corner: Tensor
     first: Tensor
+    sprites: SpriteStates | None = None
+    step: int = 0
+
+    def at_step(self, step: int) -> Scenery:
+        """Return the scenery after a number of steps."""
+        return dataclasses.replace(self, step=step)
 
 
 def full_precision(method: Callable) -> Callable:
@@ -121,13 +156,17 @@ class SquareImages(nn.Module):
     Args:
         num_classes: K.
         pixels_per_square: size of a square in pixels.
+        looks: numbers of looks of the last classes, which stand for objects, see
+            ``generative.sprites``.
     """
 
     templates: Tensor
 
-    def __init__(self, num_classes: int, pixels_per_square: float):
+    def __init__(self, num_classes: int, pixels_per_square: float, looks: Sequence[int] = ()):
         super().__init__()
         self.pixels_per_square = pixels_per_square
+        self.looks = tuple(looks)
+        self.sprites = Sprites(num_classes, looks, pixels_per_square) if looks else None
         self.register_buffer("templates", torch.zeros(num_classes, RESOLUTION, RESOLUTION, 3))
 
     @full_precision
@@ -145,11 +184,29 @@ class SquareImages(nn.Module):
             painted = world.squares.to(templates) @ templates
         image = painted.reshape(-1, num, num, 3, RESOLUTION, RESOLUTION).permute(0, 3, 1, 4, 2, 5)
         image = image.reshape(-1, 3, num * RESOLUTION, num * RESOLUTION)
-        return Scenery(image, world.corner, image.new_empty(0))
+        states = None if self.sprites is None else self._states(world)
+        return Scenery(image, world.corner, image.new_empty(0), states)
+
+    def _states(self, world: World) -> SpriteStates:
+        assert self.sprites is not None
+        return self.sprites.states(world.squares, world.places, world.velocities, world.looks,
+                                   world.clock)
+
+    @full_precision
+    def view(self, scenery: Scenery, displacement: Tensor, size: int = FRAME_SIZE) -> Tensor:
+        """Draw the view with its moving and animated objects, see ``forward``.
+
+        If N is larger than B, each B of the N rows show one step, from ``scenery.step`` on.
+        """
+        static = self(scenery, displacement, size)
+        if self.sprites is None or scenery.sprites is None:
+            return static
+        offset = displacement - scenery.corner.repeat(len(displacement) // len(scenery.corner), 1)
+        return self.sprites.draw(static, scenery.sprites, offset, scenery.step)
 
     @full_precision
     def forward(self, scenery: Scenery, displacement: Tensor, size: int = FRAME_SIZE) -> Tensor:
-        """Draw the part of the scenery in view, (N, 3, S, S) in [0, 1].
+        """Draw the static part of the scenery in view, (N, 3, S, S) in [0, 1].
 
         Args:
             scenery: B worlds; if N is larger, they are repeated.
@@ -187,6 +244,15 @@ class SquareImages(nn.Module):
                 parts.append(colours * (shares[0] * shares[1])[..., None])
         return sum(parts[1:], parts[0]).permute(0, 3, 1, 2)
 
+    @full_precision
+    def first_views(self, world: World) -> Tensor:
+        """Draw the views at the start of worlds with certain classes (B, 3, 64, 64); see ``view``,
+        which needs more memory."""
+        view = self.crop(world, torch.zeros_like(world.corner), FRAME_SIZE)
+        if self.sprites is None:
+            return view
+        return self.sprites.draw(view, self._states(world), -world.corner, 0)
+
     def _positions(self, offset: Tensor, size: int) -> Tensor:
         """Return the positions of pixels in the world, in units of template positions.
 
@@ -201,18 +267,21 @@ class SquareImages(nn.Module):
         return (pixels + offset[..., None].float()) * (RESOLUTION / self.pixels_per_square) - 0.5
 
     @full_precision
-    def errors(self, images: Tensor, corner: Tensor, num_squares: int) -> tuple[Tensor, Tensor]:
-        """Compare each square in images with the templates of all classes.
+    def errors(self, images: Tensor, corner: Tensor, num_squares: int,
+               templates: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Compare each square in images with templates.
 
         Args:
             images: images (B, 3, S, S) in [0, 1], centred on the view.
             corner: corner of a world, see ``World`` (B, 2).
             num_squares: n.
+            templates: templates (K, R, R, 3); None for those of all classes.
 
         Returns:
-            Mean squared error of each class (B, n, n, K), 0 where no pixel is visible; and the
+            Mean squared error of each template (B, n, n, K), 0 where no pixel is visible; and the
             visible share of each square (B, n, n).
         """
+        templates = self.templates if templates is None else templates
         size, num = images.shape[-1], RESOLUTION * num_squares
         pixels = torch.arange(size, device=images.device) + (FRAME_SIZE - size) / 2 + 0.5
         visible, looks = [], []
@@ -226,26 +295,114 @@ class SquareImages(nn.Module):
             looks.append(place % RESOLUTION)
         results = []
         for image, rows, columns, y, x in zip(images, *visible, *looks):
-            colours = self.templates[:, y][:, :, x]  # (K, S, S, 3)
+            colours = templates[:, y][:, :, x]  # (K, S, S, 3)
             errors = (colours - image.permute(1, 2, 0)).square().mean(dim=-1)  # (K, S, S)
             results.append((rows @ errors @ columns.T).permute(1, 2, 0))
         counts = visible[0].sum(dim=-1)[:, :, None] * visible[1].sum(dim=-1)[:, None]  # (B, n, n)
         mean = torch.stack(results) / counts.clamp(min=1)[..., None]
         return mean, (counts / self.pixels_per_square ** 2).clamp(max=1)
 
-    def read(self, images: Tensor, corner: Tensor, num_squares: int) -> tuple[Tensor, Tensor]:
+    @full_precision
+    def read(self, images: Tensor, corner: Tensor, num_squares: int,
+             seeds: Tensor | None = None, objects: bool = True) -> tuple[World, Tensor]:
         """Recognise the squares in images.
 
         Args:
             images, corner, num_squares: see ``errors``.
+            objects: whether the images show moving and animated objects, unlike rendered worlds.
+            seeds: seeds of the world, int64 (B,), which also select the clock among those that fit
+                the images; None for 0.
 
         Returns:
-            Most similar class of each square, int64 (B, n, n); and whether it is recognised, bool
-            (B, n, n): at least a third of it is in view, and it looks like the class.
+            World with the most similar class of each square, int64 (B, n, n); and whether a square
+            is recognised, bool (B, n, n): at least a third of it is in view, and it looks like the
+            class. Only the direction of velocities is known, so they are 1 or -1.
         """
-        errors, visible = self.errors(images, corner, num_squares)
+        static, templates = len(self.templates), self.templates
+        if self.sprites is not None and objects:
+            still, still_classes, still_images = self.sprites.still_looks(self._empty)
+            templates = torch.cat([templates, still])
+        errors, visible = self.errors(images, corner, num_squares, templates)
         smallest, classes = errors.min(dim=-1)
-        return classes, (visible >= _VISIBLE) & (smallest < _UNREADABLE ** 2)
+        is_still = classes >= static
+        known = (visible >= _VISIBLE) & (
+            smallest < torch.where(is_still, _LIKE_SPRITE, _UNREADABLE) ** 2)
+        world = World.of(classes, corner, **({} if seeds is None else {"seeds": seeds}))
+        if self.sprites is None or not objects:
+            return world, known
+        which = (classes - static).clamp(min=0)
+        if len(still_classes):
+            classes = torch.where(is_still, still_classes[which], classes)
+        votes = self.sprites.clock_votes(classes, still_images[which], is_still & known) if len(
+            still_classes) else 0
+        found = self.sprites.find(images, corner, num_squares, self._empty)
+        is_found = ~known & (found.errors < _LIKE_SPRITE ** 2) & (
+            found.errors <= functional.max_pool2d(-found.errors, (1, 3), 1, (0, 1)).neg())
+        classes = torch.where(is_found, found.classes, classes)
+        votes = votes + self.sprites.clock_votes(found.classes, found.images, is_found)
+        return dataclasses.replace(
+            world, squares=classes, places=torch.where(is_found, found.places, world.places),
+            velocities=torch.where(is_found, found.directions, world.velocities),
+            looks=torch.where(is_found, found.looks, world.looks),
+            clock=most_voted(votes, world.seeds)), known | is_found
+
+    @property
+    def empty_class(self) -> int:
+        """Class of empty squares, if there are classes of objects."""
+        static = self.templates[:len(self.templates) - len(self.looks)]
+        return int((static - self.templates[-1]).square().flatten(1).sum(dim=1).argmin())
+
+    @property
+    def _empty(self) -> Tensor:
+        """Template (R, R, 3) of the classes of objects, which is that of an empty square."""
+        return self.templates[-1]
+
+
+class StaticSquares(SquareImages):
+    """Images of squares for a static camera whose view is the world.
+
+    Pixels never move within squares, so a pixel takes the colour of its place in the template
+    without interpolation. Within _OVERLAP of a border, it shows the brighter one of both squares,
+    because nothing is drawn on free squares, which are black.
+    """
+
+    @full_precision
+    def paint(self, world: World) -> Scenery:
+        """Draw the view (B, 3, 64, 64); see ``SquareImages.paint``."""
+        squares = world.squares
+        if squares.ndim == 3:
+            squares = functional.one_hot(squares, len(self.templates)).to(self.templates)
+        at = (torch.arange(FRAME_SIZE, device=squares.device) + 0.5) / self.pixels_per_square
+        place = (at % 1 * RESOLUTION).long()
+        colours = self.templates[:, place][:, :, place]  # (K, 64, 64, 3)
+        near = [(at + shift).long().clamp(0, squares.shape[1] - 1)
+                for shift in (-_OVERLAP, _OVERLAP)]
+        images = [torch.einsum("byxk,kyxc->bcyx", squares[:, rows][:, :, columns].float(), colours)
+                  for rows, columns in itertools.product(near, near)]
+        return Scenery(functools.reduce(torch.maximum, images), world.corner,
+                       squares.new_empty(0))
+
+    def forward(self, scenery: Scenery, displacement: Tensor, size: int = FRAME_SIZE) -> Tensor:
+        """Return the scenery's view; see ``SquareImages.forward``. The camera's position is
+        ignored."""
+        first = (FRAME_SIZE - size) // 2
+        view = scenery.image[..., first:first + size, first:first + size]
+        return view.repeat(len(displacement) // len(view), 1, 1, 1)
+
+    def crop(self, world: World, displacement: Tensor, size: int) -> Tensor:
+        return self(self.paint(world), displacement, size)
+
+
+def square_images(num_classes: int, num_squares: int, pixels_per_square: float,
+                  looks: Sequence[int] = ()) -> SquareImages:
+    """Create images of squares: those for a static camera if the world is as large as the view."""
+    kind = StaticSquares if is_view(num_squares, pixels_per_square) else SquareImages
+    return kind(num_classes, pixels_per_square, looks)
+
+
+def is_view(num_squares: int, pixels_per_square: float) -> bool:
+    """Return whether a world is exactly as large as the view."""
+    return math.isclose(num_squares * pixels_per_square, FRAME_SIZE)
 
 
 class TemplateFit:
@@ -269,18 +426,21 @@ class TemplateFit:
 
         Args:
             level: number of the level.
-            world: image, uint8 (WORLD_SIZE, WORLD_SIZE, 3).
+            world: image, uint8 (S, S, 3), where S is WORLD_SIZE, or FRAME_SIZE for a static camera.
             keys: keys of its squares (n, n), see ``envs.squares``.
-            x, y: the player's position in squares.
+            x, y: the position of the world's centre in squares.
         """
-        if world.shape != (WORLD_SIZE, WORLD_SIZE, 3):
-            raise UserError(f"a world must have the shape {(WORLD_SIZE, WORLD_SIZE, 3)}, not "
-                            f"{world.shape}")
-        offsets = (np.arange(WORLD_SIZE) + 0.5 - WORLD_SIZE / 2) / self.pixels_per_square
+        size = len(world)
+        if size not in (WORLD_SIZE, FRAME_SIZE) or world.shape != (size, size, 3):
+            raise UserError(f"a world must have the shape {(WORLD_SIZE, WORLD_SIZE, 3)}, or "
+                            f"{(FRAME_SIZE, FRAME_SIZE, 3)} for a static camera, not {world.shape}")
+        offsets = (np.arange(size) + 0.5 - size / 2) / self.pixels_per_square
         places = []
         for position in (-y, x):
             at = position % 1 + self.num_squares // 2 + offsets
             inside = (at >= 0) & (at < self.num_squares)
+            if is_view(self.num_squares, self.pixels_per_square):
+                inside &= abs(at % 1 - 0.5) < 0.5 - _OVERLAP
             at = at[inside]
             places.append((inside, at.astype(np.int64), (at % 1 * RESOLUTION).astype(np.int64)))
         (rows, row, down), (columns, column, right) = places
@@ -313,7 +473,7 @@ class TemplateFit:
             clusters, numbers = _clusters(levels)
             classes |= {(name, level): len(templates) + number for level, number in numbers.items()}
             templates += [_filled(sums) for sums in clusters]
-        images = SquareImages(len(templates), self.pixels_per_square)
+        images = square_images(len(templates), self.num_squares, self.pixels_per_square)
         images.templates.copy_(torch.from_numpy(np.stack(templates) / 255))
         return images, classes
 
@@ -337,6 +497,15 @@ def _clusters(levels: dict[int, np.ndarray]) -> tuple[list[np.ndarray], dict[int
         else:
             sums.append(levels[level])
             members.append([level])
+    merged: list[int] = []  # clusters of few levels may have differed by chance
+    for number, group in sorted(enumerate(members), key=lambda item: -len(item[1])):
+        similar = [other for other in merged if _distance(sums[number], sums[other]) <= _SIMILAR]
+        if similar:
+            sums[similar[0]] = sums[similar[0]] + sums[number]
+            members[similar[0]] = members[similar[0]] + group
+        else:
+            merged.append(number)
+    sums, members = [sums[number] for number in merged], [members[number] for number in merged]
     fewest = min(_SMALLEST_SHARE * len(levels), max(map(len, members)))
     large = [number for number, group in enumerate(members) if len(group) >= fewest]
     kept = [sums[number] for number in large]

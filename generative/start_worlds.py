@@ -1,8 +1,8 @@
 """Worlds around starts: seeds, and surroundings that the prior samples.
 
-The probabilities of worlds are rounded to the precision of sample files, so that a simulation from
-the files equals the one that was recorded. ``generative.rendered_worlds`` takes surroundings from
-the game.
+The numbers of worlds are rounded to the precision of sample files, so that a simulation from the
+files equals the one that was recorded. ``generative.rendered_worlds`` takes surroundings from the
+game.
 
 Letters in shape comments: B starts, V bottleneck vector, C H W an image.
 """
@@ -32,8 +32,9 @@ def world_seeds(keys: Sequence[Sequence[int]]) -> Tensor:
 
 
 def rounded(world: World) -> World:
-    """Round the probabilities of a world to half precision, as in sample files."""
-    return dataclasses.replace(world, squares=world.squares.half().float())
+    """Round the numbers of a world to half precision, as in sample files."""
+    return dataclasses.replace(world, **{name: getattr(world, name).half().float() for name in (
+        "squares", "places", "velocities")})
 
 
 def on(world: World | None, compute: Compute) -> World | None:

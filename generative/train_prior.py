@@ -26,17 +26,18 @@ from common.cli import (
     check_output,
     from_zero,
     seed,
+    set_up_logging,
 )
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import load_tensors, save_tensors
-from common.game_constants import FRAME_SIZE
 from common.progress import Progress
 from common.signals import deferred_signals
-from generative.batches import align, in_batches, true_phase
+from generative.batches import AlignedBatch, align, in_batches, true_phase
 from generative.camera import FASTEST
 from generative.config import GRID
 from generative.dataset import RecordedWorlds, RolloutDataset
+from generative.prior import NUM_GLOBALS, static_globals
 from generative.prior_losses import start_loss, world_loss
 from generative.published import save_published
 from generative.runs import check_export, copy_settings, open_simulator, run_of
@@ -69,12 +70,31 @@ def parser() -> Parser:
     return flags
 
 
-def world_cameras(worlds: RecordedWorlds, pixels_per_square: float) -> Tensor:
+def worlds_to_learn(worlds: RecordedWorlds, pixels_per_square: float | None) -> np.ndarray:
+    """Return the numbers of the worlds on which the prior is trained (N,): all of them, or one per
+    episode if the camera is static, because all others of the episode show the same squares."""
+    if pixels_per_square:
+        return np.arange(len(worlds.rows))
+    return np.unique(worlds.episodes, return_index=True)[1]
+
+
+def world_cameras(worlds: RecordedWorlds, pixels_per_square: float | None) -> Tensor:
     """Return phase and velocity of the camera in recorded worlds (N, NUM_GLOBALS)."""
+    if not pixels_per_square:
+        return static_globals(torch.empty(len(worlds.rows), NUM_GLOBALS))
     down = np.array([1, -1], np.float32)
-    moved = torch.from_numpy(worlds.velocities * down) * (pixels_per_square / FASTEST)
+    moved = torch.from_numpy(worlds.moved * down) * (pixels_per_square / FASTEST)
     angles = 2 * math.pi * torch.from_numpy(worlds.positions * down)
     return torch.cat([torch.stack([angles.cos(), angles.sin()], dim=-1).flatten(1), moved], dim=-1)
+
+
+def _true_camera(batch: AlignedBatch, pixels_per_square: float | None) -> Tensor:
+    """Return phase and velocity of the camera in the last initial frame (B, NUM_GLOBALS)."""
+    assert batch.positions is not None
+    if not pixels_per_square:
+        return static_globals(batch.positions.new_empty(batch.positions.shape[1], NUM_GLOBALS))
+    moved = (batch.positions[1] - batch.positions[0]).nan_to_num() * (pixels_per_square / FASTEST)
+    return torch.cat([true_phase(batch), moved * moved.new_tensor([1, -1])], dim=-1)
 
 
 @torch.no_grad()
@@ -95,12 +115,8 @@ def encoded_worlds(simulator: Simulator, compute: Compute, dataset: RolloutDatas
         assert batch.world is not None and batch.positions is not None
         with compute.autocast():
             vectors.append(simulator.encode(batch.initial_images).float())
-            view = squares.crop(batch.world, torch.zeros_like(batch.world.corner), FRAME_SIZE)
-            views.append(simulator.basis.coefficients(view).float())
-        scale = (config.pixels_per_square or 0.0) / FASTEST
-        moved = (batch.positions[1] - batch.positions[0]).nan_to_num()
-        cameras.append(torch.cat([true_phase(batch), moved * moved.new_tensor([scale, -scale])],
-                                 dim=-1))
+            views.append(simulator.basis.coefficients(squares.first_views(batch.world)).float())
+        cameras.append(_true_camera(batch, config.pixels_per_square))
     codes = torch.cat(vectors).unflatten(1, (GRID, GRID, -1)).permute(0, 3, 1, 2)
     prior.mean.copy_(codes.mean(dim=0))
     prior.scale.copy_((codes - prior.mean).square().mean(dim=(0, 2, 3)).sqrt()[:, None, None])
@@ -195,6 +211,8 @@ class PriorTraining:
 @script_main
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    torch.set_flush_denormal(True)  # gradients of nearly certain squares are tiny
     check_export(args.model_file, args.output)
     check_output(args.output, lambda path: False, args.overwrite)
     run = run_of(args.model_file)
@@ -208,19 +226,22 @@ def main(argv: list[str] | None = None) -> int:
     dataset.check_agent(args.agent_file, simulator.agent.policy)
     attach_worlds(args.output.parent / WORLDS_NAME, dataset, config.world_squares, squares)
     worlds = dataset.worlds
-    codes, views, cameras = encoded_worlds(simulator, compute, dataset)
-    known = torch.from_numpy(worlds.squares).to(compute.device)
-    world_camera = world_cameras(worlds, squares.pixels_per_square).to(compute.device)
+    codes, views, cameras = (encoded_worlds(simulator, compute, dataset)
+                             if args.num_start_batches else [torch.empty(1)] * 3)
+    learned = worlds_to_learn(worlds, config.pixels_per_square)
+    known = torch.from_numpy(worlds.squares[learned]).to(compute.device)
+    world_camera = world_cameras(worlds, config.pixels_per_square)[learned].to(compute.device)
 
     def loss_of_worlds(rows: Tensor, generator: torch.Generator) -> Tensor:
         with compute.autocast():
             squares, camera = world_loss(prior.worlds, known[rows].long(), world_camera[rows],
-                                         generator)
+                                         generator, is_view=not config.pixels_per_square)
             return squares + camera
 
     def loss_of_starts(rows: Tensor, generator: torch.Generator) -> Tensor:
         with compute.autocast():
-            return start_loss(prior.starts, codes[rows], views[rows], cameras[rows], generator)
+            return start_loss(prior.starts, codes[rows], views[rows], cameras[rows], generator,
+                              is_view=not config.pixels_per_square)
 
     prior = simulator.prior
     trainings = {

@@ -124,7 +124,8 @@ class SimulatorTraining:
                 published.simulator.squares if published else None, training.death_copies,
                 training.coin_copies)
             split = split.among(numbers)
-            config = dataclasses.replace(config, square_classes=len(images.templates))
+            config = dataclasses.replace(config, square_classes=len(images.templates),
+                                         object_looks=images.looks)
         self._order = BatchOrder(split.train, training.batch_size, settings.seed)
         self._held_out = BatchOrder(split.held_out, min(training.batch_size, len(split.held_out)),
                                     settings.seed)
@@ -183,12 +184,13 @@ class SimulatorTraining:
 
     def _resolved(self, config: SimulatorConfig, first: SimulatorRunSettings | None
                   ) -> SimulatorConfig:
-        """Fill in ``pixels_per_square`` from the recorded game, and ``square_classes`` from
-        ``first``, the settings of the simulator to start from."""
+        """Fill in ``pixels_per_square`` from the recorded game, and ``square_classes`` and
+        ``object_looks`` from ``first``, the settings of the simulator to start from."""
         if not config.is_spatial:
             return config
         if config.world_squares and config.square_classes is None and first:
-            config = dataclasses.replace(config, square_classes=first.simulator.square_classes)
+            config = dataclasses.replace(config, square_classes=first.simulator.square_classes,
+                                         object_looks=first.simulator.object_looks)
         scale = config.pixels_per_square
         if scale is None:
             game = recorded_game(self.dataset.folder)

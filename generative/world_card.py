@@ -1,8 +1,7 @@
 """The card of generated worlds: realism of starts, calibration of events, and unseen contents.
 
 Every table states its baseline: recorded frames that the simulator encodes and decodes, the game
-from the same starts, the constant rate, or the game's own distribution of levels. Moving objects
-are no squares of a world, so the contents of worlds do not include enemies.
+from the same starts, the constant rate, or the game's own distribution of levels.
 
 Letters in shape comments: N starts, M worlds per start, T steps, B batch, C H W a frame, n squares
 per side, K classes of squares.
@@ -148,9 +147,12 @@ def random_starts(card: Simulations, number: int, named: Named | None) -> Table:
         classes, real_squares, real_episodes = named
         squares = np.concatenate(worlds)
         table["in_view"] = {}
+        names: dict[tuple[int, ...], list[str]] = {}  # kinds by their classes, which may be shared
         for name, numbers in classes.items():
-            shown, seen = (have_any(part, numbers) for part in (squares, real_squares))
-            table["in_view"][name] = {
+            names.setdefault(tuple(numbers), []).append(name)
+        for shared, kinds in names.items():
+            shown, seen = (have_any(part, shared) for part in (squares, real_squares))
+            table["in_view"][" or ".join(kinds)] = {
                 "random": card.mean(shown, others), "real": card.mean(seen, real_episodes),
                 "ratio": ratio_of_means(shown, others, seen, real_episodes, card.seed)}
     return table
@@ -224,9 +226,8 @@ def _named_classes(card: Simulations) -> Named | None:
     angle = 2 * np.pi * torch.from_numpy(worlds.positions[shown] * [1, -1])
     phase = torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(1)
     corner = world_corner(phase, worlds.squares.shape[-1], card.scale)
-    nothing = torch.zeros_like(corner, dtype=torch.int64)
-    world = World(torch.from_numpy(worlds.squares[shown]).long(), corner, nothing[:, 0], nothing)
-    return (name_classes(card.dataset, worlds, len(card.squares.templates)),
+    world = World.of(torch.from_numpy(worlds.squares[shown]).long(), corner)
+    return (name_classes(card.dataset, worlds, card.squares),
             squares_in_view(world, card.scale), worlds.episodes[shown])
 
 
@@ -241,8 +242,8 @@ def samples(card: Simulations) -> Image.Image:
         world = window_start(card.simulator, dataclasses.replace(batch, world=None), card.draw,
                              seeds).world
     assert world is not None
-    worlds = as_frames(card.squares(card.squares.paint(world),
-                                    torch.zeros_like(world.corner), WORLD_SIZE))
+    worlds = as_frames(card.squares.view(card.squares.paint(world),
+                                         torch.zeros_like(world.corner), WORLD_SIZE))
     views = as_frames(batch.initial_images[-1])[::_SHOWN_VIEWS]
     parts = (strip(frames, FRAME_SIZE), draw_continuations(
         views, worlds.reshape(_SHOWN_VIEWS, -1, *worlds.shape[1:]), _THUMB))

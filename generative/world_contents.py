@@ -20,12 +20,12 @@ from common.game_constants import FRAME_SIZE
 from common.video import strip
 from envs.equal_views import NEAR_SQUARES
 from envs.level_state import LevelState
-from envs.objects import GameObject, objects_of
+from envs.objects import GameObject, object_groups, objects_of
 from envs.procgen_env import EnvConfig, LevelSlots
 from envs.squares import squares_around
 from generative.dataset import RolloutDataset
 from generative.simulator import Simulator
-from generative.squares import World
+from generative.squares import SquareImages, World
 from generative.world_data import RecordedWorlds, fit_worlds
 
 _NOT_A_CLASS = -1
@@ -57,21 +57,22 @@ def check_squares(simulator: Simulator, other: Simulator) -> None:
 
 
 def name_classes(dataset: RolloutDataset, worlds: RecordedWorlds,
-                 num_classes: int) -> dict[str, np.ndarray]:
-    """Find the classes that stand for each kind of static object.
+                 images: SquareImages) -> dict[str, np.ndarray]:
+    """Find the classes that stand for each kind of object.
 
-    A class belongs to a kind if most of its recorded squares hold an object of the kind.
+    A class belongs to a kind of static object if most of its recorded squares hold one.
 
     Args:
         dataset: the recording of the worlds.
         worlds: recorded worlds.
-        num_classes: K.
+        images: images of the classes.
 
     Returns:
         Numbers of the classes by name of the kind, without kinds that have no class.
     """
     game = recorded_game(dataset.folder)
-    kinds = [kind for kind in objects_of(game.env_name) if not kind.changes_place]
+    kinds = [kind for kind in objects_of(game.env_name) if kind.is_static]
+    num_classes = len(images.templates)
     votes, counts = np.zeros((len(kinds), num_classes)), np.zeros(num_classes)
     with contextlib.closing(LevelSlots(game, 1)) as slots:
         for episode in np.unique(worlds.episodes).tolist():
@@ -87,6 +88,9 @@ def name_classes(dataset: RolloutDataset, worlds: RecordedWorlds,
                     held = squares_around(holds, beyond, x, y, len(classes))
                     vote += np.bincount(classes[held > 0], minlength=num_classes)
     found = {kind.name: np.flatnonzero(vote > counts / 2) for kind, vote in zip(kinds, votes)}
+    first = num_classes - len(images.looks)
+    for number, names in enumerate(object_groups(game.env_name)[:len(images.looks)], first):
+        found |= dict.fromkeys(names, np.array([number]))
     return {name: classes for name, classes in found.items() if len(classes)}
 
 

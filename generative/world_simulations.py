@@ -24,7 +24,7 @@ from generative.world_data import RecordedWorlds
 from generative.world_tables import mean
 from stats.association import Estimate
 
-START_INTERVAL = 8  # rows between two windows, see ``Simulations.spaced``
+START_INTERVAL = 7  # rows between two windows, see ``Simulations.spaced``
 _SEEDS = 2**24  # seeds per value of --seed
 
 

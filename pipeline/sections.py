@@ -216,8 +216,7 @@ SECTIONS = (
         "Look for colour on what matters in the game, such as obstacles and rewards, and for rows "
         "that differ: what all maps have in common is not specific to any function.",
         "The map similarity is 0.74 at the first step and 0.43 at the step at which the functions "
-        "are evaluated. For 97 % of the optimised starts, the agent reaches the target in the "
-        "real game (chance: 5 %).",
+        "are evaluated.",
         (Files("saliency", ("report/saliency_*.png",), "Further samples.", STRIP_SAMPLES),
          Files("saliency", ("samples/informed_init/sample_*/sample_*_saliency_value.mp4",),
                "Saliency of the value, as videos. Purple, with a spatial simulator: cells of its "

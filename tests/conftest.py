@@ -325,6 +325,19 @@ def recording(agent_path, shared) -> Path:
     return shared("recording", make)
 
 
+@pytest.fixture(scope="session")
+def worlds_recording(shared) -> Path:
+    """A folder with a recording of ten hard levels of CoinRun with worlds. Half of the episodes
+    have action noise, so that some end in a death."""
+    def make(folder):
+        assert record.main(record_arguments(
+            ROOT / "pretrained" / "coinrun_hard" / "model.pth", folder, 10, "--env_name", "coinrun",
+            "--distribution_mode", "hard", "--seed", "8", "--no_videos", "--worlds",
+            "--action_noise_share", "0.5")) == 0
+        return folder
+    return shared("worlds", make)
+
+
 @pytest.fixture(scope="module")
 def coarse_figures():
     """Draw figures of the analyses with few pixels, no layout and few rotation steps, which takes
@@ -337,21 +350,22 @@ def coarse_figures():
         yield
 
 
-def save_simulator(folder: Path, agent_path: Path) -> Path:
-    """Write an untrained simulator with the parameter set `tiny` around an agent, and its
-    settings. Its weights are large, so that different starts look and end differently."""
+def save_simulator(folder: Path, agent_path: Path, simulator: Simulator | None = None) -> Path:
+    """Write a simulator and its settings; by default, an untrained simulator with the parameter set
+    `tiny` around an agent, whose weights are large, so that different starts look and end
+    differently."""
     parameters = ParameterSet("tiny")
-    config = parameters.get(SimulatorConfig)
-    torch.manual_seed(1)
-    simulator = Simulator(config, load_agent(agent_path))
-    with torch.no_grad():
-        for name, weight in simulator.named_parameters():
-            if weight.ndim > 1 and not name.startswith("agent."):
-                weight *= 2
+    if simulator is None:
+        torch.manual_seed(1)
+        simulator = Simulator(parameters.get(SimulatorConfig), load_agent(agent_path))
+        with torch.no_grad():
+            for name, weight in simulator.named_parameters():
+                if weight.ndim > 1 and not name.startswith("agent."):
+                    weight *= 2
     path = folder / checkpoint_name(0, 0)
     save_published(path, simulator)
     save_settings(folder, SimulatorRunSettings(
-        "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, config,
+        "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, simulator.config,
         parameters.get(TrainingConfig), LossScales()))
     return path
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, figures_drawn, golden_projector, refusal
+from conftest import FLOAT32, figures_drawn, golden_projector, refusal, save_simulator
 
 import record
 from agents.agent_file import load_agent
@@ -18,13 +18,20 @@ from agents.hooks import cached
 from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
+from common.parameters import ParameterSet
 from envs.procgen_env import EnvConfig
 from generative import optimise_start
+from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, WindowPlace
 from generative.dream_life import play_from
 from generative.frozen_agent import FrozenAgent
 from generative.networks import LatentSampler, on_unit_sphere
+from generative.runs import open_simulator
 from generative.sample_files import SampleFolder
+from generative.sampling import imagined_from
+from generative.simulator import Simulator
+from generative.spatial import with_phase
+from generative.squares import world_phase
 from generative.start_optimisation import evaluation
 from generative.start_optimisation.objectives import (
     MAXIMISE,
@@ -38,10 +45,19 @@ from generative.start_optimisation.objectives import (
     rollout,
     targets_named,
 )
-from generative.start_optimisation.search import SearchContext, SearchPlan, search
+from generative.start_optimisation.prior_starts import PriorStarts, prior_loss
+from generative.start_optimisation.search import (
+    NOISE,
+    SearchContext,
+    SearchPlan,
+    in_noise,
+    in_vectors,
+    search,
+)
 from tools.compare_outputs import digests
 
 STEP, NUM_STEPS, NUM_STARTS = 2, 4, 2  # the first two from the set `tiny`
+BEST_OF, ITERATIONS = 12, 2  # half of the recorded starts
 TARGETS = ["value", "log_prob_any_left", "hx_direction_1_pca", "hidden_state:5",
            "embedder.block3.res2.resadd:3", "from_left_to_up"]
 
@@ -54,7 +70,7 @@ def arguments(simulator_file, agent_path, recording, matrices):
             "--agent_file", agent_path, "--model_file", simulator_file,
             "--interpreting_params_name", "tiny", "--data_dir", recording / "data",
             "--precomp_dir", matrices, "--targets", *TARGETS, "--num_starts", NUM_STARTS,
-            "--iterations", 2, "--num_recorded", 24, "--seed", 5, "--device", "cpu",
+            "--iterations", ITERATIONS, "--num_recorded", 24, "--seed", 5, "--device", "cpu",
             "--output_dir", folder, *more))]
     return argv
 
@@ -68,6 +84,49 @@ def finished(arguments, tmp_path_factory):
     return folder, figures["targets.png"]
 
 
+@pytest.fixture(scope="module")
+def worlds_files(agent_path, tmp_path_factory):
+    """Files of untrained simulators with worlds, the first with a prior that counts as trained."""
+    config, files = ParameterSet("tiny-spatial").get(SimulatorConfig), []
+    for trained in (True, False):
+        torch.manual_seed(0)
+        simulator = Simulator(dataclasses.replace(
+            config, pixels_per_square=64 / 13, world_squares=23, square_classes=6,
+            prior_widths=(8, 8, 8, 8)), load_agent(agent_path))
+        simulator.squares.templates.copy_(torch.rand_like(simulator.squares.templates))
+        with torch.no_grad():  # move away from the initial values
+            for parameter in simulator.trainable_parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+            for parameter in simulator.prior.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            simulator.prior.trained.fill_(float(trained))
+        files.append(save_simulator(tmp_path_factory.mktemp("worlds"), agent_path, simulator))
+    return files
+
+
+@pytest.fixture(scope="module")
+def worlds_simulator(worlds_files, agent_path):
+    return open_simulator(worlds_files[0], agent_path, SimulatorConfig(), FLOAT32)
+
+
+@pytest.fixture(scope="module")
+def noise_arguments(arguments, worlds_files):
+    """Flags of a run with a simulator with worlds, and without the real game."""
+    def argv(folder, *more):
+        return arguments(folder, "--model_file", worlds_files[0], "--interpreting_params_name",
+                         "tiny-spatial", "--step", STEP, "--num_sim_steps", NUM_STEPS,
+                         "--targets", "value", "hidden_state:5", *more)
+    return argv
+
+
+@pytest.fixture(scope="module")
+def in_noise_finished(noise_arguments, tmp_path_factory):
+    """A search in noise, which no test may change."""
+    folder = tmp_path_factory.mktemp("noise") / "output"
+    assert optimise_start.main(noise_arguments(folder)) == 0
+    return folder
+
+
 def named(policy, *names):
     return targets_named(names, policy, [0], "ica", golden_projector())
 
@@ -78,8 +137,8 @@ def vectors(num, seed=0, size=16):
 
 # Gradients
 
-def smooth(simulator, start, choices, vector, reference):
-    """Evaluate the simulator as a smooth function of its start vector.
+def smooth(simulator, start, choices, vector, reference, world=None):
+    """Evaluate the simulator as a smooth function of its start vector and world.
 
     Discrete choices have no slope. Therefore, the choices of a given simulation are kept, and
     changes of the tensor through which a choice passes its gradient are added to them.
@@ -101,12 +160,16 @@ def smooth(simulator, start, choices, vector, reference):
     env = simulator.env_converter(vector)
     h, z_logits = env.split([simulator.config.deter_dim, simulator.config.env_h_stoch_size], -1)
     z = choose(start.z, torch.softmax(z_logits.unflatten(-1, simulator.cell.latent_shape), -1))
+    scenery = []
+    if world is not None:
+        phase = world_phase(world, simulator.squares.pixels_per_square)
+        h, scenery = with_phase(h, phase, simulator.config), [simulator.scenery(world)]
     hidden = torch.tanh(simulator.hidden_converter(vector))
     action = choose(start.action, torch.log_softmax(simulator.action_converter(vector), -1))
     for step in choices:
-        h = simulator.cell.advance(z, simulator.cell.action_input(action), h)
+        h = simulator.cell.advance(z, simulator.cell.action_input(action), h, *scenery)
         z = choose(step.z, torch.softmax(simulator.cell.prior_logits(h), -1))
-        image = choose(step.images, simulator.decoder(h, z)[0])
+        image = choose(step.images, simulator.decoder(h, z, *scenery)[0])
         hidden = policy.gru.gru(policy.embed(image)[None], hidden[None])[0][0]
         log_probs = torch.log_softmax(policy.fc_policy(hidden), -1)
         action = choose(step.own_actions, log_probs)
@@ -135,6 +198,35 @@ def test_gradient_of_the_start_vector_is_the_slope_of_a_smooth_surrogate(simulat
                             for sign in (1, -1))
             expected = (gradient * direction).sum() / direction.norm()
             assert abs((above - below) / 2e-6 - expected) < 1e-5 * gradient.norm()
+
+
+@pytest.fixture
+def float64_by_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("float64_by_default")
+def test_gradient_of_the_noise_is_the_slope_of_a_smooth_surrogate(worlds_simulator, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "float", lambda self: self)  # compute everything in float64
+    exact = copy.deepcopy(worlds_simulator).double()
+    begin = in_noise(exact, torch.tensor([3]))
+    noise = [tensor.double().requires_grad_() for tensor in begin.variables]
+    vector, world = begin.starts(*noise)
+    steps, answers = rollout(exact, FLOAT32, vector, STEP + 1, world=world)
+    gradients = torch.autograd.grad(answers.values[STEP].sum(), noise)
+    with torch.no_grad():
+        start = exact.start_from(vector, LatentSampler("mode"), detached=False, world=world)
+        _, reference = smooth(exact, start, steps, vector, None, world)
+        for number, gradient in enumerate(gradients):
+            assert gradient.norm() > 0
+            move = 1e-7 * gradient / gradient.norm()  # small, because ReLUs have kinks
+            places = (begin.starts(*(tensor + sign * move if other == number else tensor
+                                     for other, tensor in enumerate(noise))) for sign in (1, -1))
+            above, below = (smooth(exact, start, steps, moved, reference, around)[0][0]
+                            for moved, around in places)
+            assert (above - below) / 2e-7 == pytest.approx(float(gradient.norm()), rel=1e-4)
 
 
 # A planted target: hidden unit 0 increases with the vector's projection on a direction
@@ -168,8 +260,9 @@ def recorded_around(centre, number=60):
 def found(planted, begin, density, penalty, aim=MAXIMISE, diversity=0.0, iterations=60):
     simulator, _ = planted
     (target,) = named(simulator.agent.policy, "hidden_state:0")
-    return search(simulator, FLOAT32, Objective(target, aim), begin, (0.0, 0.3), density,
-                  penalty, SearchPlan(1, iterations, 0.05, diversity))
+    (vectors,) = search(simulator, FLOAT32, Objective(target, aim), in_vectors(begin), (0.0, 0.3),
+                        density, penalty, SearchPlan(1, iterations, 0.05, diversity))
+    return vectors
 
 
 def test_a_planted_target_is_reached_by_either_aim(planted):
@@ -199,8 +292,8 @@ def test_penalty_keeps_the_simulated_episode_going(simulator):
             steps = rollout(simulator, FLOAT32, start_vectors, 2)[0]
         return sum(-torch.log(1 - torch.sigmoid(step.terminal_logits)) for step in steps)
 
-    kept = search(simulator, FLOAT32, Objective(target, MAXIMISE), begin[:3], (0.0, 1e9),
-                  everywhere, 1.0, SearchPlan(1, 15, 0.05, 0.0))  # the target has no weight
+    (kept,) = search(simulator, FLOAT32, Objective(target, MAXIMISE), in_vectors(begin[:3]),
+                     (0.0, 1e9), everywhere, 1.0, SearchPlan(1, 15, 0.05, 0.0))  # no weight
     assert (ends(kept) < 0.8 * ends(begin[:3])).all()
 
 
@@ -218,8 +311,8 @@ def test_the_best_vector_on_the_way_is_kept(planted):
     simulator, direction = planted
     _, density = recorded_around(direction)
     (target,) = named(simulator.agent.policy, "hidden_state:0")
-    wild = search(simulator, FLOAT32, Objective(target, MAXIMISE), direction[None], (0.0, 0.3),
-                  density, 0.0, SearchPlan(1, 4, 5.0, 0.0))  # every step leaves the optimum
+    (wild,) = search(simulator, FLOAT32, Objective(target, MAXIMISE), in_vectors(direction[None]),
+                     (0.0, 0.3), density, 0.0, SearchPlan(1, 4, 5.0, 0.0))  # all leave the optimum
     torch.testing.assert_close(wild[0], direction)
 
 
@@ -323,14 +416,129 @@ def test_a_planted_gain_is_claimed_and_none_where_there_is_none(simulator):
     np.fill_diagonal(shown, rng.uniform(0.8, 1, 24))
     for gain, percentiles, claimed in ((1.0, shown, True), (0.0, at_random, False)):
         scores = np.diag(best + gain + 0.1 * rng.normal(size=24))
-        table = evaluation.compare_with_recorded(context, {"penalty 1": scores},
+        table = evaluation.compare_with_controls(context, {"penalty 1": scores},
                                                  {"penalty 1": percentiles}, 3)
         own = table[~table["control"]].set_index("outcome")
+        begin = context.recorded_scores[:200].max(axis=0)
+        assert own.loc["gain", "effect"] == pytest.approx((np.diag(scores) - begin).mean())
+        own = own.drop("gain")
         assert (own["claimed"] == claimed).all(), own
         assert own.loc["score", "effect"] == pytest.approx(gain, abs=0.1)
         assert own.loc["percentile", "effect"] == pytest.approx(np.diag(percentiles).mean() - 0.5)
         controls = table[table["control"]].groupby("outcome").size()
         assert controls["percentile"] == 23 and controls["score"] == evaluation.NUM_SUBSETS
+
+
+# Searches in noise
+
+def test_searches_in_noise_keep_every_norm_and_raise_the_score(worlds_simulator):
+    begin = in_noise(worlds_simulator, torch.tensor([3, 7, 9]))
+    (target,) = named(worlds_simulator.agent.policy, "hidden_state:5")
+
+    def value(noise):
+        with torch.no_grad():
+            vectors, world = begin.starts(*noise)
+            return target.read(rollout(worlds_simulator, FLOAT32, vectors, STEP + 1, target.layers,
+                                       world)[1], STEP)
+
+    kept = search(worlds_simulator, FLOAT32, Objective(target, MAXIMISE), begin, (0.0, 0.1), None,
+                  0.0, SearchPlan(STEP, 10, 0.1, 0.0))
+    assert (value(kept) > value(begin.variables)).all()
+    for before, after in zip(begin.variables, kept):
+        torch.testing.assert_close(after.flatten(1).norm(dim=1), before.flatten(1).norm(dim=1))
+        assert (after - before).flatten(1).norm(dim=1).max() > 0.01
+
+
+def test_samples_hold_the_optimised_world(in_noise_finished, worlds_simulator):
+    """A simulation from the files gives the frames, and the world is not that of the beginning."""
+    folder = SampleFolder(in_noise_finished / "penalty_0")
+    samples, world = folder.stacked(), folder.worlds(folder.numbers())
+    vectors = torch.from_numpy(samples.bottleneck_vec)
+    again = imagined_from(worlds_simulator, FLOAT32, vectors, NUM_STEPS, world)
+    for sample, frames in zip(again, samples.frames):
+        assert np.abs(sample.frames.astype(int) - frames).max() <= 1
+    prior = worlds_simulator.prior
+    with torch.no_grad():
+        _, begin = worlds_simulator.sample_starts(prior.noise(world.seeds), world.seeds)
+    table = pd.read_csv(in_noise_finished / "starts.csv")
+    moved = table[table["penalty"] == 0].eval("score > begin_score + 0.001").to_numpy()
+    assert moved.any()
+    difference = (world.squares - begin.squares).abs().amax(dim=(1, 2, 3))
+    assert difference[torch.from_numpy(moved)].max() > 0.1
+
+
+def test_controls_took_no_part_in_the_search(in_noise_finished):
+    with np.load(in_noise_finished / "prior.npz") as arrays:
+        prior = PriorStarts(**arrays)
+    table = pd.read_csv(in_noise_finished / "starts.csv")
+    evaluated = BEST_OF + NUM_STARTS * ITERATIONS
+    assert len(set(prior.seeds)) == len(prior.seeds) == BEST_OF + evaluated
+    with np.load(in_noise_finished / "recorded.npz") as arrays:
+        recorded = arrays["simulated"]
+    scores = (prior.simulated - recorded.mean(axis=0)) / recorded.std(axis=0)
+    for row in table.itertuples():
+        origin = SampleFolder(in_noise_finished / f"penalty_{row.penalty:g}").origin(row.sample)
+        assert origin.world_seed in prior.seeds[:BEST_OF]
+        own = prior.seeds.tolist().index(origin.world_seed)
+        assert row.begin_score == pytest.approx(scores[own, row.order], rel=1e-3, abs=1e-3)
+        assert row.best_begin_score == pytest.approx(scores[:BEST_OF, row.order].max(), rel=1e-3)
+        assert row.prior_score == pytest.approx(scores[BEST_OF:, row.order].max(), rel=1e-3)
+        assert row.prior_percentile == pytest.approx(
+            (prior.loss[BEST_OF:] < row.prior_loss).mean())
+    report = (in_noise_finished / "report.md").read_text()
+    assert f"best of {evaluated} random prior samples" in report
+
+
+def test_controls_of_a_planted_gain_over_the_prior(simulator):
+    """The gain is claimed over the beginning, but not over the random samples, which reach it."""
+    rng = np.random.default_rng(0)
+    targets = named(simulator.agent.policy, *(f"hidden_state:{unit}" for unit in range(24)))
+    context = context_of(rng.normal(size=(400, 24)).astype(np.float32), np.arange(400),
+                         tuple(Objective(target, MAXIMISE) for target in targets), 200)
+    simulated = rng.normal(size=(600, 24)).astype(np.float32)
+    context = dataclasses.replace(context, space=NOISE, prior=PriorStarts(
+        np.arange(600), simulated, np.zeros(600, np.float32)))
+    begin, fresh = (context.prior_scores[rows].max(axis=0)
+                    for rows in (slice(200), slice(200, None)))
+    scores = np.diag(np.maximum(begin, fresh) + 0.01)
+    table = evaluation.compare_with_controls(context, {"penalty 1": scores}, {}, 3)
+    own = table[~table["control"]].set_index("outcome")["effect"]
+    assert own["gain"] == pytest.approx((np.diag(scores) - begin).mean())
+    assert own["over_prior"] == pytest.approx((np.diag(scores) - fresh).mean())
+
+
+def test_implausible_starts_have_a_large_prior_loss(worlds_simulator):
+    seeds = torch.arange(4)
+    with torch.no_grad():
+        vectors, world = worlds_simulator.sample_starts(worlds_simulator.prior.noise(seeds), seeds)
+    typical = prior_loss(worlds_simulator, vectors, world)
+    other = prior_loss(worlds_simulator, on_unit_sphere(torch.randn_like(vectors)), world)
+    assert (other > typical).all()
+    shuffled = world.squares.flatten(1, 2)[:, torch.randperm(23 * 23)].view_as(world.squares)
+    other = prior_loss(worlds_simulator, vectors, dataclasses.replace(world, squares=shuffled))
+    assert (other != typical).all()
+    torch.testing.assert_close(prior_loss(worlds_simulator, vectors[2:], world[2:]), typical[2:])
+
+
+def test_a_search_in_noise_that_was_stopped_ends_with_equal_files(in_noise_finished,
+                                                                  noise_arguments, tmp_path):
+    other = shutil.copytree(in_noise_finished, tmp_path / "other")
+    for name in ("starts.csv", "report.md", "prior.npz"):
+        (other / name).unlink()
+    shutil.rmtree(other / "penalty_1" / "sample_00001")  # killed between two starts of an objective
+    shutil.rmtree(other / "penalty_0" / "sample_00002")
+    assert optimise_start.main(noise_arguments(other)) == 0
+    assert digests(other) == digests(in_noise_finished)
+
+
+@pytest.mark.parametrize("number", [None, 1])
+def test_a_search_in_noise_needs_a_trained_prior(noise_arguments, simulator_file, worlds_files,
+                                                 tmp_path, capsys, number):
+    model = simulator_file if number is None else worlds_files[number]
+    argv = noise_arguments(tmp_path / "out", "--search_space", "noise", "--model_file", model)
+    assert "needs a simulator with worlds and a trained prior" in refusal(
+        optimise_start.main, argv, capsys)
+    assert not (tmp_path / "out").exists()
 
 
 # The real game
@@ -398,9 +606,9 @@ def test_tables_say_what_the_samples_hold(finished):
         assert row.score == pytest.approx(
             sign * (row.value - simulated.mean()) / simulated.std(), rel=1e-3, abs=1e-3)
         assert row.score >= row.begin_score - row.penalty * 100 - 1e-3
-        cosines = recorded_arrays["vectors"] @ sample.bottleneck_vec
+        cosines = (recorded_arrays["vectors"] @ sample.bottleneck_vec)[BEST_OF:]
         assert row.nearest_cosine == pytest.approx(cosines.max(), abs=1e-4)
-        assert row.nearest_window == recorded_arrays["windows"][cosines.argmax()]
+        assert row.nearest_window == recorded_arrays["windows"][BEST_OF:][cosines.argmax()]
         real = sign * recorded_arrays["real"][:, TARGETS.index(row.target)]
         assert row.beyond_real == (
             sign * row.value > np.quantile(real, 0.999) + evaluation.LEAST * simulated.std())
@@ -409,8 +617,10 @@ def test_tables_say_what_the_samples_hold(finished):
     assert table.groupby(["penalty", "order"])["best"].sum().eq(1).all()
     best = table[table["best"]]
     assert best["real_percentile"].between(0, 1).all()
+    assert best["begin_percentile"].between(0, 1).all()
+    assert "prior_score" not in table  # there is no prior
     assert not table["real_percentile"][~table["best"]].notna().any()
-    for penalty, line in zip((1, 0), (1, 3)):
+    for penalty, line in zip((1, 0), (1, 2)):
         drawn = figure.axes[0].get_lines()[line].get_xdata()
         assert sorted(drawn) == pytest.approx(sorted(best[best["penalty"] == penalty]["score"]),
                                               rel=1e-4)

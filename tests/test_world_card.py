@@ -64,13 +64,8 @@ MEANS = Means(torch.full((1, 3, 64, 64), 0.5), torch.full((1, 15), 1 / 15))
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory):
-    """Ten hard levels of CoinRun with action noise, so that some end in a death."""
-    logdir = tmp_path_factory.mktemp("worlds")
-    assert record.main(record_arguments(
-        AGENT, logdir, NUM_EPISODES, "--env_name", "coinrun", "--distribution_mode", "hard",
-        "--seed", "8", "--no_videos", "--worlds", "--action_noise_share", "0.5")) == 0
-    return RolloutFolder(logdir / "data")
+def recording(worlds_recording):
+    return RolloutFolder(worlds_recording / "data")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +84,8 @@ def model_file(recording, fitted, tmp_path_factory):
     torch.manual_seed(0)
     simulator = Simulator(dataclasses.replace(
         TINY.get(SimulatorConfig), pixels_per_square=SCALE, world_squares=NUM_SQUARES,
-        square_classes=len(fitted[0].templates), prior_widths=(8, 8, 8, 8)), load_agent(AGENT))
+        square_classes=len(fitted[0].templates), object_looks=fitted[0].looks,
+        prior_widths=(8, 8, 8, 8)), load_agent(AGENT))
     frames = torch.from_numpy(recording.episode(0).frames[::3])
     simulator.basis.fit(frames.permute(0, 3, 1, 2).float() / 255)
     with torch.no_grad():
@@ -166,8 +162,7 @@ def test_ratios_of_means_compare_groups_of_different_sizes():
 # Contents
 
 def world_at(squares, corner):
-    nothing = torch.zeros(len(squares), 2, dtype=torch.int64)
-    return World(torch.as_tensor(squares), torch.as_tensor(corner), nothing[:, 0], nothing)
+    return World.of(torch.as_tensor(squares), torch.as_tensor(corner))
 
 
 def test_squares_in_and_beyond_the_view_of_a_planted_world():
@@ -185,11 +180,11 @@ def test_squares_in_and_beyond_the_view_of_a_planted_world():
 
 def test_classes_are_named_after_what_their_squares_hold(dataset, recording, worlds, simulator):
     """Contents of recorded views, by class, are those of the replayed states."""
-    named = name_classes(dataset, worlds, len(simulator.squares.templates))
-    assert {"coin", "saw", "box", "wall"} <= set(named)
-    assert "agent" not in named and not any("enemy" in name for name in named)
-    assert len(np.concatenate(list(named.values()))) == len(set(np.concatenate(
-        list(named.values())).tolist()))
+    named = name_classes(dataset, worlds, simulator.squares)
+    assert {"coin", "saw", "box", "wall", "enemy_left", "enemy_right"} <= set(named)
+    assert "agent" not in named and named["enemy_left"] == named["enemy_right"]
+    numbers = np.concatenate([numbers for name, numbers in named.items() if name != "enemy_left"])
+    assert len(numbers) == len(set(numbers.tolist()))
     card = card_of(simulator, dataset, worlds=worlds)
     _, squares, episodes = world_card._named_classes(card)
     kinds = {kind.name: kind for kind in objects_of("coinrun")}
@@ -425,8 +420,9 @@ def test_windows_are_simulated_in_recorded_or_in_sampled_worlds(dataset, simulat
     card = card_of(simulator, attached)
     batch = card.batch(attached, numbers)
     start = window_start(simulator, batch, MODE, torch.from_numpy(numbers))
-    squares = attached.batch(numbers).squares[0].long()
-    expected = recorded_world(squares, batch, simulator.config)
+    windows = attached.batch(numbers)
+    squares = windows.squares[0].long()
+    expected = recorded_world(windows, batch, simulator.config)
     assert torch.equal(start.world.squares, squares)
     torch.testing.assert_close(start.world.corner, expected.corner)
     plain = card.batch(dataset, numbers)
@@ -434,10 +430,10 @@ def test_windows_are_simulated_in_recorded_or_in_sampled_worlds(dataset, simulat
                              for more in (0, 0, 10**6))
     assert torch.equal(sampled.world.squares, again.world.squares)
     assert not torch.equal(sampled.world.squares, other.world.squares)
-    classes, known = simulator.squares.read(plain.initial_images[-1], sampled.world.corner,
-                                            NUM_SQUARES)
-    assert torch.equal(sampled.world.squares.argmax(-1)[known], classes[known])
-    assert torch.equal(other.world.squares.argmax(-1)[known], classes[known])
+    read, known = simulator.squares.read(plain.initial_images[-1], sampled.world.corner,
+                                         NUM_SQUARES)
+    assert torch.equal(sampled.world.squares.argmax(-1)[known], read.squares[known])
+    assert torch.equal(other.world.squares.argmax(-1)[known], read.squares[known])
     losses = [loss_over_time(simulator, data, numbers, 3, MEANS, MODE, FLOAT32).losses[
         SIMULATOR, "image"] for data in (attached, dataset)]
     assert np.nanmax(np.abs(losses[0] - losses[1])) > 1e-3

@@ -1,6 +1,7 @@
 """Rendered worlds, their recordings, the classes of squares, and the prior over starts."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import shutil
@@ -29,7 +30,7 @@ from generative.squares import SquareImages, TemplateFit, World, world_corner
 from generative.world_data import NUM_SQUARES, fit_worlds
 
 RIGHT, JUMP_RIGHT = 7, 8
-PLAYER, ENEMY, TRAIL = 0, 5, 59  # entity types in CoinRun
+PLAYER, SAW, ENEMY, TRAIL = 0, 2, 5, 59  # entity types in CoinRun
 HARD = EnvConfig("coinrun", "hard")
 PIXELS = CAMERA_FOLLOWS["coinrun"]  # per square
 EPISODES = range(4)
@@ -63,48 +64,51 @@ def near(state, types):
 
 
 @pytest.mark.parametrize("config", [HARD, EnvConfig("coinrun", "easy", use_backgrounds=True)])
-def test_a_worlds_centre_is_the_frame_without_moving_objects(config):
-    """Some of the hard levels have enemies near the start."""
-    enemies_gone = 0
+def test_a_worlds_centre_is_the_frame_without_moving_and_animated_objects(config):
+    """Some of the hard levels have enemies or saws near the start."""
+    gone = np.zeros(2)
     with contextlib.closing(WorldView(config)) as view:
         for level in (2, 5, 8):
             for frame, state in list(states(config, level, 30))[3::9]:
                 world = view.draw(state)
                 assert world.shape == (WORLD_SIZE, WORLD_SIZE, 3) and world.dtype == np.uint8
                 different = (world[BLANK, BLANK] != frame).any(axis=-1)
-                moving = near(state, [PLAYER, ENEMY, TRAIL])
+                moving = near(state, [PLAYER, SAW, ENEMY, TRAIL])
                 assert not (different & ~moving).any()
                 assert (different & near(state, [PLAYER])).any()
-                enemies = near(state, [ENEMY]) & ~near(state, [PLAYER])
-                enemies_gone += (different & enemies).any()
+                gone += [(different & near(state, [kind]) & ~near(state, [PLAYER])).any()
+                         for kind in (SAW, ENEMY)]
                 assert view.mismatch(state) < 2e-4
-    assert enemies_gone or config != HARD  # easy levels begin without enemies
+    assert gone.all() or config != HARD  # easy levels begin without them
 
 
-def test_moving_objects_are_the_enemies(config=HARD):
+def test_moving_and_animated_objects_are_enemies_and_saws(config=HARD):
     seen = set()
     for level in (2, 5, 8):
         for _, state in list(states(config, level, 12))[::5]:
             objects = moving_objects(state)
-            entities = state.entities[state.entities["type"] == ENEMY]
+            entities = state.entities[np.isin(state.entities["type"], [SAW, ENEMY])]
             assert sorted((o.x, o.y, o.vx, o.image_type) for o in objects) == sorted(
                 (e["x"], e["y"], e["vx"], e["image_type"]) for e in entities)
-            assert all(o.kind == ("enemy_right" if o.vx > 0 else "enemy_left") for o in objects)
+            assert all(o.kind == ("saw" if o.image_type in (2, 3) else
+                                  "enemy_right" if o.vx > 0 else "enemy_left") for o in objects)
             seen |= {o.kind for o in objects}
-    assert seen == {"enemy_left", "enemy_right"}
+    assert seen == {"saw", "enemy_left", "enemy_right"}
 
 
-def test_a_camera_that_stands_still_has_no_worlds(monkeypatch, tmp_path, capsys):
-    maze = EnvConfig("maze", "easy")
-    with pytest.raises(UserError, match=r"camera of maze is not known to follow.*coinrun"):
-        WorldView(maze)
+def test_games_whose_worlds_cannot_be_rendered_are_refused(monkeypatch, tmp_path, capsys):
+    for game, mode in (("heist", "easy"), ("climber", "hard"), ("maze", "memory")):
+        with pytest.raises(UserError, match=rf"camera of {game} in mode {mode} is not known to "
+                                            r"follow.*coinrun, maze \(easy or hard\)"):
+            WorldView(EnvConfig(game, mode))
     agent = ROOT / "pretrained" / "maze_confined" / "model.pth"
-    argv = ["--agent_file", agent, "--env_name", "maze", "--logdir", tmp_path, "--worlds"]
+    argv = ["--agent_file", agent, "--env_name", "jumper", "--logdir", tmp_path, "--worlds"]
     capsys.readouterr()
     assert record.main([*map(str, argv)]) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 1 and errors[0].startswith("error: the camera of maze")
+    assert len(errors) == 1 and errors[0].startswith("error: the camera of jumper")
     assert not (tmp_path / "data").exists()
+    maze = EnvConfig("maze", "easy")
 
     monkeypatch.setitem(CAMERA_FOLLOWS, "maze", PIXELS)  # a wrong entry is found by comparing views
     with contextlib.closing(WorldView(maze)) as view:
@@ -142,12 +146,12 @@ def recordings(tmp_path_factory):
     return folders
 
 
-def test_every_eighth_world_is_recorded(recordings):
-    """Worlds and moving objects are those of a replay."""
+def test_every_seventh_world_is_recorded(recordings):
+    """Worlds and their moving and animated objects are those of a replay."""
     folder, num_moving = recordings[0], 0
     with contextlib.closing(WorldView(HARD)) as view:
         for episode in EPISODES:
-            rows = list(range(0, len(folder.steps(episode)) - 1, 8))
+            rows = list(range(0, len(folder.steps(episode)) - 1, 7))
             assert folder.world_rows(episode) == rows
             moving = folder.moving(episode)
             assert tuple(moving) == MOVING_COLUMNS and set(moving["row"]) <= set(rows)
@@ -156,7 +160,7 @@ def test_every_eighth_world_is_recorded(recordings):
                 player = folder.steps(episode)[list(POSITION_COLUMNS)].to_numpy()[row]
                 np.testing.assert_allclose(player, [state.player["x"], state.player["y"]])
                 listed = moving[moving["row"] == row]
-                entities = state.entities[state.entities["type"] == ENEMY]
+                entities = state.entities[np.isin(state.entities["type"], [SAW, ENEMY])]
                 assert len(listed) == len(entities)
                 for columns in (["x", "y"], ["vx", "vy"], ["image_type", "image_theme"]):
                     recorded = sorted(map(tuple, listed[columns].to_numpy()))
@@ -197,7 +201,7 @@ def test_only_recordings_with_worlds_have_their_files_and_settings(recordings):
         "swap", "interpreting_params_name", "versions", "contents"}
     assert settings[0] - settings[1] == {"worlds", "positions", "action_noise_share"}
     assert not settings[1] - settings[0]
-    assert recordings[0].description()["worlds"] == 8
+    assert recordings[0].description()["worlds"] == 7
 
 
 def test_a_recording_with_worlds_can_be_resumed_and_replaced(recordings, tmp_path, capsys):
@@ -213,7 +217,7 @@ def test_a_recording_with_worlds_can_be_resumed_and_replaced(recordings, tmp_pat
     assert not list(tmp_path.rglob("world_*.png")) and not list(tmp_path.rglob("moving.csv"))
 
 
-@pytest.mark.parametrize("name", ["world_00008.png", "moving.csv"])
+@pytest.mark.parametrize("name", ["world_00007.png", "moving.csv"])
 def test_the_digest_of_a_recording_covers_its_worlds(name, recordings, tmp_path):
     folder = RolloutFolder(shutil.copytree(recordings[0].path, tmp_path / "data"))
     assert folder.sha256(check_contents=True) == recordings[0].sha256()
@@ -236,17 +240,11 @@ def test_damaged_worlds_are_named(recordings, tmp_path):
 
 # Squares
 
-def world_of(squares, corner):
-    """Return a world that has not moved."""
-    origin = torch.zeros(len(squares), 2, dtype=torch.int64)
-    return World(squares, corner, origin[:, 0], origin)
-
-
-def corner_at(positions):
+def corner_at(positions, num_squares=NUM_SQUARES):
     """Return the corner (N, 2) of worlds around positions (N, 2) of the player."""
     angle = 2 * math.pi * torch.from_numpy(positions) * torch.tensor([1, -1])
     phase = torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(1).float()
-    return world_corner(phase, NUM_SQUARES, PIXELS)
+    return world_corner(phase, num_squares, PIXELS)
 
 
 def psnr(first, second):
@@ -268,7 +266,7 @@ def test_recorded_worlds_consist_of_their_squares(recordings, fitted):
     images, worlds = fitted
     chosen = worlds[::3]
     real, classes = recorded_images(recordings[0], chosen), torch.from_numpy(chosen.squares).long()
-    drawn = images(images.paint(world_of(classes, corner_at(chosen.positions))),
+    drawn = images(images.paint(World.of(classes, corner_at(chosen.positions))),
                    torch.zeros(len(real), 2), WORLD_SIZE)
     quality = [psnr(*pair) for pair in zip(drawn, real)]
     assert min(quality) > 27 and np.mean(quality) > 34, (min(quality), np.mean(quality))
@@ -280,28 +278,28 @@ def test_the_view_of_a_world_follows_the_camera(recordings, fitted):
     folder, quality = recordings[0], []
     for episode in (0, 2, 3):
         first = next(i for i, (other, row) in enumerate(zip(worlds.episodes, worlds.rows))
-                     if other == episode and row == 16)
-        rows = range(17, 24)
-        world = world_of(torch.from_numpy(worlds.squares[first:first + 1]).long(),
+                     if other == episode and row == 14)
+        rows = range(15, 21)
+        world = World.of(torch.from_numpy(worlds.squares[first:first + 1]).long(),
                          corner_at(worlds.positions[first:first + 1]))
-        places = folder.steps(episode)[list(POSITION_COLUMNS)].to_numpy(np.float32)[17:24]
+        places = folder.steps(episode)[list(POSITION_COLUMNS)].to_numpy(np.float32)[15:21]
         moved = (places - worlds.positions[first]) * np.float32([PIXELS, -PIXELS])
         assert abs(moved).max() > 1  # the player moves
         drawn = images(images.paint(world), torch.from_numpy(moved)).permute(0, 2, 3, 1)
-        frames = torch.from_numpy(folder.episode(episode).frames[17:24] / np.float32(255))
+        frames = torch.from_numpy(folder.episode(episode).frames[15:21] / np.float32(255))
         for image, frame, (_, state) in zip(drawn, frames, replayed(folder, episode, rows)):
-            static = torch.from_numpy(~near(state, [PLAYER, ENEMY, TRAIL]))
+            static = torch.from_numpy(~near(state, [PLAYER, SAW, ENEMY, TRAIL]))
             quality.append(psnr(image[static], frame[static]))
     assert min(quality) > 24 and np.mean(quality) > 29, (min(quality), np.mean(quality))
 
 
-def test_velocities_and_positions_are_those_of_the_steps(recordings, fitted):
+def test_positions_and_their_changes_are_those_of_the_steps(recordings, fitted):
     _, worlds = fitted
     for i in range(0, len(worlds.rows), 7):
         places = recordings[0].steps(worlds.episodes[i])[list(POSITION_COLUMNS)].to_numpy()
         row = worlds.rows[i]
         np.testing.assert_allclose(worlds.positions[i], places[row], rtol=1e-6)
-        np.testing.assert_allclose(worlds.velocities[i], places[row] - places[max(row - 1, 0)],
+        np.testing.assert_allclose(worlds.moved[i], places[row] - places[max(row - 1, 0)],
                                    atol=1e-5)
 
 
@@ -310,12 +308,14 @@ def test_squares_are_recognised_in_images(recordings, fitted):
     images, worlds = fitted
     chosen = worlds[::5]
     classes = torch.from_numpy(chosen.squares).long()
-    found, known = images.read(recorded_images(recordings[0], chosen), corner_at(chosen.positions),
-                               NUM_SQUARES)
+    world, known = images.read(recorded_images(recordings[0], chosen), corner_at(chosen.positions),
+                               NUM_SQUARES, objects=False)
     assert known[:, 1:-1, 1:-1].float().mean() > 0.98
     looks = images.templates.flatten(1)
     alike = torch.cdist(looks, looks) < 0.015 * looks.shape[1] ** 0.5
     assert alike.float().mean() < 2 / len(looks)  # few classes look alike
+    found = world.squares
+    assert (found < images.sprites.first_class).all()
     assert alike[found, classes][known].float().mean() > 0.995
     rare = (classes != classes.mode().values.mode().values.mode().values) & known
     assert alike[found, classes][rare].float().mean() > 0.98
@@ -345,13 +345,13 @@ def test_keys_of_squares_are_those_of_the_level():
     (_, state), = states(HARD, 2, 1)
     keys, outside = square_keys(state)
     height, padded = len(state.grid), np.pad(keys, 4, constant_values=outside)
-    static = state.entities[~np.isin(state.entities["type"], [PLAYER, ENEMY, TRAIL])]
+    static = state.entities[~np.isin(state.entities["type"], [PLAYER, SAW, ENEMY, TRAIL])]
     for x, y in ((1.0, 2.25), *((entity["x"] - 0.2, entity["y"] - 0.4) for entity in static[:3])):
         row, column = height - math.ceil(y), math.floor(x)
         around = squares_around(keys, outside, float(x), float(y), 9)
         assert np.array_equal(around, padded[row:row + 9, column:column + 9])
         assert len(np.unique(around)) > 1 and len({*map(tuple, around)}) > 1
-    filled = np.zeros(keys.shape, bool)  # squares with crates and saws
+    filled = np.zeros(keys.shape, bool)  # squares with crates
     filled[height - 1 - static["y"].astype(int), static["x"].astype(int)] = True
     assert filled.any() and not np.isin(keys[filled], keys[~filled]).any()
     cells = state.grid[::-1][~filled]
@@ -372,12 +372,12 @@ def random_images(num_classes=5, pixels=PIXELS):
 def random_world(num_classes=5, num_squares=NUM_SQUARES, batch=2):
     generator = torch.Generator().manual_seed(1)
     squares = torch.randint(num_classes, (batch, num_squares, num_squares), generator=generator)
-    return world_of(squares, corner_at(np.float32([[4.3, 7.9], [1.6, 2.2]])[:batch]))
+    return World.of(squares, corner_at(np.float32([[4.3, 7.9], [1.6, 2.2]])[:batch]))
 
 
 def certain(world, num_classes=5):
     """Return a world with probabilities in place of class numbers."""
-    return world_of(functional.one_hot(world.squares, num_classes).float(), world.corner)
+    return World.of(functional.one_hot(world.squares, num_classes).float(), world.corner)
 
 
 def test_certain_classes_are_drawn_as_class_numbers():
@@ -396,7 +396,7 @@ def test_certain_classes_are_drawn_as_class_numbers():
 def test_a_pixel_has_the_colour_of_its_place_in_the_template():
     """With three positions per pixel on average, colours at known places are interpolated."""
     images, world = random_images(pixels=16.0), random_world()
-    world = world_of(world.squares, torch.tensor([[-160.0, -144.0]] * 2))
+    world = World.of(world.squares, torch.tensor([[-160.0, -144.0]] * 2))
     view = images(images.paint(world), torch.zeros(2, 2))
     for row, column in ((0, 0), (5, 40), (63, 17)):
         classes = world.squares[:, (144 + row) // 16, (160 + column) // 16]
@@ -421,7 +421,7 @@ def test_gradients_of_images_agree_with_finite_differences():
     displacement = torch.tensor([[3.3, -7.1], [0.4, 2.6]])
 
     def total(squares, displacement):
-        scenery = images.paint(world_of(squares, world.corner))
+        scenery = images.paint(World.of(squares, world.corner))
         return (images(scenery, displacement).double() * weights).sum()
 
     inputs = world.squares.requires_grad_(), displacement.requires_grad_()
@@ -440,14 +440,14 @@ def test_a_camera_that_moves_by_squares_sees_squares_that_moved(right, down):
     displacement = torch.tensor([[0.7, 0.2], [-3.1, 8.4]])
     scenery = images.paint(world)
     moved = images(scenery, displacement + PIXELS * torch.tensor([right, down]))
-    rolled = world_of(world.squares.roll((-down, -right), dims=(1, 2)), world.corner)
+    rolled = World.of(world.squares.roll((-down, -right), dims=(1, 2)), world.corner)
     torch.testing.assert_close(moved, images(images.paint(rolled), displacement), atol=2e-3, rtol=0)
     assert (moved - images(scenery, displacement)).abs().mean() > 0.1
 
 
 def test_other_sizes_of_worlds_are_refused():
-    with pytest.raises(UserError, match=r"must have the shape \(192, 192, 3\), not \(64, 64, 3\)"):
-        TemplateFit(PIXELS, NUM_SQUARES).add(0, np.zeros((64, 64, 3), np.uint8),
+    with pytest.raises(UserError, match=r"must have the shape \(192, 192, 3\).*not \(65, 65, 3\)"):
+        TemplateFit(PIXELS, NUM_SQUARES).add(0, np.zeros((65, 65, 3), np.uint8),
                                              np.zeros((39, 39), np.int64), 0.5, 0.5)
 
 
@@ -466,7 +466,8 @@ def noise_of(num, seed=0, channels=2):
     generator = torch.Generator().manual_seed(seed)
     return PriorNoise(torch.randn(num, EMBEDDING, SIZE, SIZE, generator=generator),
                       torch.randn(num, NUM_GLOBALS, generator=generator),
-                      torch.randn(num, channels, GRID, GRID, generator=generator))
+                      torch.randn(num, channels, GRID, GRID, generator=generator),
+                      torch.randn(num, SIZE, SIZE, generator=generator))
 
 
 def small_prior():
@@ -522,7 +523,8 @@ def test_samples_of_the_prior_are_differentiable():
                torch.randn(1, NUM_GLOBALS, generator=generator))
 
     def total(squares, camera):
-        results = prior.sample(PriorNoise(squares, camera, noise.vector), TIMES[::4])
+        changed = dataclasses.replace(noise, squares=squares, globals=camera)
+        results = prior.sample(changed, TIMES[::4])
         return sum((result.double() * weight).sum() for result, weight in zip(results, weights))
 
     inputs = noise.squares.requires_grad_(), noise.globals.requires_grad_()
@@ -541,7 +543,7 @@ MEAN, DEVIATION = 0.7, 0.4
 class GaussianPrior(WorldPrior):
     """The best prediction of Gaussian phases and velocities, and of squares that are all 1."""
 
-    def forward(self, x, known, camera, camera_known, time):
+    def forward(self, x, known, camera, camera_known, time, strongest=0.0):
         logits = torch.zeros(len(x), SIZE, SIZE, CLASSES)
         logits[..., 1] = 30
         return logits, posterior_mean(camera, time[:, None])
@@ -624,7 +626,7 @@ def test_the_prior_learns_a_pattern():
     prior, generator = WorldPrior(SIZE, CLASSES, (16, 24, 32)), torch.Generator().manual_seed(3)
     assert obeyed(prior) < 0.5
     optimizer = torch.optim.Adam(prior.parameters(), 3e-3)
-    for _ in range(160):
+    for _ in range(200):
         camera = torch.full((16, NUM_GLOBALS), 0.5)
         loss = sum(world_loss(prior, striped(16, generator), camera, generator))
         optimizer.zero_grad()
@@ -639,13 +641,13 @@ def test_the_prior_learns_a_pattern():
         drawn, _ = prior.sample(noise_of(16, 9), TIMES,
                                 functional.one_hot(classes, CLASSES).float(), known)
     assert (drawn.argmax(dim=-1) == classes)[:, :, 9:].float().mean() > 0.9
-    torch.testing.assert_close(camera[:, 4:], torch.full((16, 2), 0.5), atol=0.2, rtol=0)
+    assert (camera[:, 4:] - 0.5).abs().mean() < 0.2
 
 
 class SolvedPrior(WorldPrior):
     """Predicts the class of ``striped`` worlds right where it is not given, and wrong elsewhere."""
 
-    def forward(self, x, known, camera, camera_known, time):
+    def forward(self, x, known, camera, camera_known, time, strongest=0.0):
         right = functional.one_hot(self.solution, CLASSES)
         logits = torch.where(known[:, 0, ..., None] > 0, right.roll(1, dims=-1), right)
         return 30.0 * logits, torch.full_like(camera, 0.5)

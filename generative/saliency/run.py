@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from agents.outputs import VALUE
 from common.devices import Compute
@@ -25,6 +26,7 @@ from common.progress import Progress, with_progress
 from common.signals import deferred_signals
 from common.video import write_video
 from generative.batches import divide
+from generative.prior import PriorNoise
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, Specificity
 from generative.saliency.gradients import (
     FRAMES_PER_SECOND,
@@ -48,6 +50,8 @@ from generative.saliency.gradients import (
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 from generative.sampling import imagined_from
 from generative.simulator import Simulator
+from generative.squares import World
+from generative.start_worlds import rounded
 
 DIFFERENCE = "value_difference"  # name of the demonstration in its folder
 # Mean difference of two frames (0 to 255) above which they are reported to differ.
@@ -392,9 +396,11 @@ def _world_digest(samples: SampleFolder, number: int) -> dict[str, str]:
 
 def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolder,
                     numbers: Sequence[int], description: dict, overwrite: bool) -> SampleFolder:
-    """Simulate one sample from the mean of the bottleneck vectors of several samples.
+    """Simulate one sample from the mean of several samples.
 
-    Worlds cannot be averaged: the new sample takes place in the world of the first sample.
+    For samples of the prior (random starts in worlds), the noise is averaged, and the new sample
+    has the world that the prior generates from it. Otherwise, the bottleneck vectors are averaged.
+    Worlds cannot be averaged, so the new sample then takes place in the world of the first sample.
 
     Args:
         samples: folder of the samples.
@@ -407,9 +413,11 @@ def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolde
     Raises:
         UserError: if a sample is damaged, or the folder was written with other settings.
     """
-    vectors = torch.from_numpy(samples.stacked_field("bottleneck_vec", numbers))
+    vector = combined_vector(torch.from_numpy(samples.stacked_field("bottleneck_vec", numbers)))
     num_steps = len(samples.sample(numbers[0]).frames)
-    world = samples.worlds(numbers[:1])
+    worlds = samples.worlds(numbers)
+    world = None if worlds is None else worlds[:1]
+    from_prior = world is not None and bool(samples.description().get("random_start"))
     first, last = min(numbers), max(numbers)
     if len(numbers) > 1 and sorted(numbers) == list(range(first, last + 1)):
         chosen = f"{first}_to_{last}"
@@ -420,9 +428,29 @@ def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolde
     folder = open_samples(samples.path.parent / name, {
         **description, "num_steps": num_steps, "combined_from": samples.description(),
         "combined_samples": list(numbers),
-        **({} if world is None else {"world_of_sample": numbers[0]})}, overwrite)
+        **({} if world is None or from_prior else {"world_of_sample": numbers[0]})}, overwrite)
     if not folder.has("sample", 0):
-        (arrays,) = imagined_from(simulator, compute, combined_vector(vectors).unsqueeze(0),
-                                  num_steps, world)
+        vectors = vector.unsqueeze(0)
+        if worlds is not None and from_prior:
+            vectors, world = _start_of_mean_noise(simulator, worlds.seeds)
+        (arrays,) = imagined_from(simulator, compute, vectors, num_steps, world)
         folder.add(0, arrays, SampleOrigin(0), None if world is None else world[0])
     return folder
+
+
+@torch.no_grad()
+def _start_of_mean_noise(simulator: Simulator, seeds: Tensor) -> tuple[Tensor, World]:
+    """Generate a start (1, V) and its world from the mean noise of samples of the prior.
+
+    The mean is rescaled to unit variance. Samples with the same seed, as with several manual
+    actions, have the same noise.
+
+    Args:
+        seeds: seeds of the samples (G,).
+    """
+    different, counts = seeds.unique(return_counts=True)
+    weights = counts / counts.float().norm()
+    noise = PriorNoise(*(torch.einsum("g,g...->...", weights.to(tensor), tensor)[None]
+                         for tensor in vars(simulator.prior.noise(different)).values()))
+    vectors, world = simulator.sample_starts(noise, seeds[:1].to(noise.squares.device))
+    return vectors, rounded(world)

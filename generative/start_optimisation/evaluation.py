@@ -1,22 +1,33 @@
-"""Compare optimised with recorded starts, in the simulator and in the real game, and report.
+"""Compare optimised starts with their controls, in the simulator and in the real game, and report.
 
 Only the best start of each objective, by score minus penalty, is compared. Its ``score`` is the
 deviation of the simulated target from the mean over recorded starts, in standard deviations and
 with the sign of the objective. In the statistics of ``stats.effects``, each objective is a row, and
 objectives with the same target are resampled together. Each penalty is one condition of this
-comparison (an *arm*). There are two outcomes:
+comparison (an *arm*). There are up to four outcomes:
 
 - ``score``: the score, minus the score of the best of ``best_of`` recorded starts from which no
-  search began. A control is the best of ``best_of`` starts redrawn from all recorded starts.
+  search began.
+- ``gain``: the score, minus the score of the best start from which the searches for the objective
+  began.
+- ``over_prior``, with a trained prior: the score, minus the score of the best of as many random
+  samples of the prior as the searches for the objective evaluated; none of these samples took part
+  in the search.
 - ``percentile``: percentile in the real game. The recording is replayed up to the recorded start
-  nearest to the optimised start; then the agent continues. The outcome is the share of recorded
-  values that are lower than the target at the step (higher if the objective minimises the target;
-  equal values count half), minus 0.5. A further arm, ``recorded``, uses the best recorded start
-  instead. A control shifts the starts of an arm by j objectives: the target of objective i is read
-  in the start of objective i + j. There is a control for every shift j that gives each objective
-  the start of another target.
+  nearest to the optimised start; then the agent continues. In a search over vectors, recorded
+  starts from which searches may begin are excluded. The outcome is the share of recorded values
+  that are lower than the target at the step (higher if the objective minimises the target; equal
+  values count half), minus 0.5. Two further arms use other starts instead: ``recorded`` the best
+  recorded start, and ``beginning`` the best start from which the searches began (in noise: the
+  recorded start nearest to it).
 
-Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, B samples.
+A control of the first three outcomes is the best of an equal number of starts redrawn from all
+recorded starts, or from all samples of the prior. A control of the percentile shifts the starts of
+an arm by j objectives: the target of objective i is read in the start of objective i + j. There is
+a control for every shift j that gives each objective the start of another target.
+
+Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, B samples,
+P samples of the prior.
 """
 
 from __future__ import annotations
@@ -44,7 +55,9 @@ from generative.start_optimisation.objectives import (
     read,
     rollout,
 )
-from generative.start_optimisation.search import SearchContext
+from generative.start_optimisation.prior_starts import prior_loss
+from generative.start_optimisation.search import NOISE, VECTOR, SearchContext
+from generative.start_worlds import on
 from stats.effects import MIN_STARTS, Condition, Outcome, compare_conditions
 from stats.significance import LEVEL, share
 
@@ -52,19 +65,24 @@ QUANTILE = 0.999  # quantile of recorded values above which a start is extreme
 LEAST = 0.01  # smallest difference of scores that counts; saturated units differ by rounding
 SHOWN = 0.95  # percentile from which the target counts as shown in the real game
 SCORE = Outcome("score", "score, less that of the best recorded start (deviations)")
+GAIN = Outcome("gain", "score, less that of the beginning of the search (deviations)")
+OVER_PRIOR = Outcome("over_prior", "score, less that of random samples of the prior (deviations)")
 PERCENTILE = Outcome("percentile", "percentile in the real game", probability=True)
-RECORDED = "recorded"  # arm of the best recorded starts
-NUM_SUBSETS = 20  # subsets of the recorded starts that serve as controls
+RECORDED, BEGINNING = "recorded", "beginning"  # arms of starts that are not optimised
+NUM_SUBSETS = 20  # subsets of starts that serve as controls
 _SUBSETS = 3  # random stream; part of the generator's seed
 _COLOURS = (BLUE, VERMILION, ORANGE)
+_ARMS = {RECORDED: "best recorded start", BEGINNING: "beginning of the search"}
 _TITLES = {SCORE.name: "the best recorded start, in deviations",
+           GAIN.name: "the beginning of the search, in deviations",
+           OVER_PRIOR.name: "the best random prior sample, in deviations",
            PERCENTILE.name: "0.5, percentile in the real game"}
 
 
 def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
              recording: RolloutFolder | None, batch_size: int, seed: int,
              ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Compute all targets in rollouts from the optimised starts, and compare with recorded starts.
+    """Compute all targets in rollouts from the optimised starts, and compare with the controls.
 
     Args:
         context: inputs of the searches.
@@ -77,8 +95,8 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
         Two tables. The first is ``starts.csv``, with a row for each penalty, objective and start.
         Its column ``best`` marks the best start of each objective with each penalty; the columns
         about the real game are NaN for all other starts. The second is the table of
-        ``compare_conditions`` for the outcomes ``score`` and, with a recording, ``percentile``. It
-        is None with fewer than ``MIN_STARTS`` targets, which are too few for an interval.
+        ``compare_conditions`` for all outcomes; ``percentile`` needs a recording. It is None with
+        fewer than ``MIN_STARTS`` targets, which are too few for an interval.
     """
     tables: list[pd.DataFrame] = []
     scores, percentiles = {}, {}
@@ -86,7 +104,8 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
         arm, table = f"penalty {penalty:g}", _table_of(context, folder, penalty, batch_size)
         is_best = table["best"]
         best_samples = table["sample"][is_best].tolist()
-        scores[arm] = context.scores(_targets(context, folder, best_samples, batch_size))  # (O, O)
+        values, _ = _targets(context, folder, best_samples, batch_size)
+        scores[arm] = context.scores(values)  # (O, O)
         if recording is not None:
             rows = pd.Index(context.starts.windows).get_indexer(table["nearest_window"][is_best])
             percentiles[arm], ended = _real_percentiles(context, rows, recording)
@@ -95,12 +114,27 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
         tables.append(table)
     table = pd.concat(tables, ignore_index=True)
     if recording is not None:
-        pool = len(context.starts.windows) - context.best_of
-        best = context.recorded_scores[pool:].argmax(axis=0) + pool  # (O,)
-        percentiles[RECORDED], _ = _real_percentiles(context, best, recording)
-        own = np.diag(percentiles[RECORDED])
-        table["recorded_percentile"] = np.where(table["best"], own[table["order"]], np.nan)
-    return table, compare_with_recorded(context, scores, percentiles, seed)
+        best = context.recorded_scores[context.pool:].argmax(axis=0) + context.pool  # (O,)
+        for arm, rows, column in ((RECORDED, best, "recorded_percentile"),
+                                  (BEGINNING, _recorded_begins(context), "begin_percentile")):
+            percentiles[arm], _ = _real_percentiles(context, rows, recording)
+            own = np.diag(percentiles[arm])
+            table[column] = np.where(table["best"], own[table["order"]], np.nan)
+    return table, compare_with_controls(context, scores, percentiles, seed)
+
+
+def _recorded_begins(context: SearchContext) -> np.ndarray:
+    """Return the rows (O,) of the best recorded starts from which searches began.
+
+    In noise, they are the recorded starts nearest to the best beginnings.
+    """
+    numbers = range(len(context.objectives))
+    if context.space == VECTOR:
+        return np.array([context.begins(number)[0] for number in numbers])
+    with torch.no_grad():
+        vectors = [begin.starts(*(tensor[:1] for tensor in begin.variables))[0]
+                   for begin in map(context.beginnings, numbers)]
+    return context.nearest(torch.cat(vectors).cpu().numpy(), 1)[0][:, 0]
 
 
 def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,
@@ -114,46 +148,67 @@ def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,
     samples = np.arange(len(objectives) * context.num_starts)
     order = samples // context.num_starts  # objective of each sample (O K,)
     vectors = folder.stacked_field("bottleneck_vec", samples.tolist())
-    values = _targets(context, folder, samples.tolist(), batch_size)  # (O K, G)
+    values, losses = _targets(context, folder, samples.tolist(), batch_size)  # (O K, G), (O K,)
     excess = context.density.excess(torch.from_numpy(vectors)).numpy()  # (O K,)
     terminals = folder.stacked_field("terminals", samples.tolist())[:, :context.plan.step + 1]
     away = excess + -np.log1p(-np.minimum(terminals.astype(np.float64), 1 - 1e-7)).sum(axis=1)
-    (nearest,), (cosine,) = (part.T for part in context.density.nearest(
-        torch.from_numpy(vectors), 1))
+    (nearest,), (cosine,) = (part.T for part in context.nearest(vectors, 1))
     score = context.scores(values)[samples, order]
     best = (score - penalty * away).reshape(-1, context.num_starts).argmax(axis=1)  # (O,)
-    begins = np.concatenate([context.begins(number) for number in range(len(objectives))])
+    begin_scores = np.concatenate([context.begin_scores(number)
+                                   for number in range(len(objectives))])  # (O K,)
     recorded = context.recorded_scores  # (N, O)
     best_recorded = recorded[-context.best_of:].max(axis=0)[order]
     simulated, real = (np.quantile(scores, QUANTILE, axis=0)[order]
                        for scores in (recorded, context.scores(starts.real)))
-    return pd.DataFrame({
+    table = pd.DataFrame({
         "penalty": penalty, "order": order,
         "target": [objectives[number].target.name for number in order],
         "aim": [objectives[number].aim for number in order], "sample": samples,
         "best": samples % context.num_starts == best[order],
         "value": values[samples, context.columns[order]].astype(float), "score": score,
-        "begin_score": recorded[begins, order], "recorded_score": best_recorded,
+        "begin_score": begin_scores, "best_begin_score": begin_scores[order * context.num_starts],
+        "recorded_score": best_recorded,
         "beyond_best": score > best_recorded + LEAST,
         "beyond_simulated": score > simulated + LEAST, "beyond_real": score > real + LEAST,
         "excess": excess, "typical": excess == 0, "end": terminals.max(axis=1),
         "nearest_window": starts.windows[nearest], "nearest_episode": starts.episodes[nearest],
         "nearest_frame": starts.frames[nearest], "nearest_cosine": cosine,
         "nearest_score": recorded[nearest, order]})
+    if context.prior is not None and context.prior_scores is not None:
+        fresh = context.prior.loss[context.pool:]
+        table["prior_score"] = context.prior_scores[context.pool:].max(axis=0)[order]
+        table["prior_loss"] = losses
+        table["prior_percentile"] = [(fresh < loss).mean() for loss in losses]
+        rows = recorded[context.pool:].argmax(axis=0) + context.pool  # (O,)
+        world = on(context.worlds(rows), context.compute)
+        assert world is not None
+        losses = prior_loss(context.simulator, torch.from_numpy(starts.vectors[rows]).to(
+            context.compute.device), world)
+        table["recorded_prior_percentile"] = np.array([
+            (fresh < loss).mean() for loss in losses])[order]
+    return table
 
 
 @torch.no_grad()
 def _targets(context: SearchContext, folder: SampleFolder, samples: Sequence[int],
-             batch_size: int) -> np.ndarray:
-    """Simulate B samples again and read all targets (B, G)."""
-    targets, step, values = context.targets, context.plan.step, []
+             batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Simulate B samples again, and read all targets (B, G).
+
+    Returns:
+        The targets, and the samples' prior losses (B,), which are NaN without a trained prior.
+    """
+    targets, step, compute = context.targets, context.plan.step, context.compute
+    values, losses = [], []
     for batch in divide(samples, batch_size):
-        vectors = torch.from_numpy(folder.stacked_field("bottleneck_vec", batch))
-        _, rollouts = rollout(context.simulator, context.compute,
-                              vectors.to(context.compute.device), step + 1, layers_of(targets),
-                              folder.worlds(batch))
+        vectors = torch.from_numpy(folder.stacked_field("bottleneck_vec", batch)).to(compute.device)
+        world = on(folder.worlds(batch), compute)
+        _, rollouts = rollout(context.simulator, compute, vectors, step + 1, layers_of(targets),
+                              world)
         values.append(read(targets, rollouts, step))
-    return np.concatenate(values)
+        losses.append(np.full(len(batch), np.nan) if context.prior is None or world is None
+                      else prior_loss(context.simulator, vectors, world))
+    return np.concatenate(values), np.concatenate(losses)
 
 
 def _real_percentiles(context: SearchContext, rows: np.ndarray,
@@ -182,30 +237,36 @@ def _real_percentiles(context: SearchContext, rows: np.ndarray,
     return np.array(percentiles).T, ends.any(axis=0)[place]
 
 
-def compare_with_recorded(context: SearchContext, scores: dict[str, np.ndarray],
+def compare_with_controls(context: SearchContext, scores: dict[str, np.ndarray],
                           percentiles: dict[str, np.ndarray], seed: int) -> pd.DataFrame | None:
-    """Estimate the effects of optimised starts on the outcomes ``score`` and ``percentile``.
+    """Estimate the effects of optimised starts on all outcomes.
 
     Args:
         scores: scores of the best starts, by arm ("penalty 0.1" and so on). Each array (O, O) has a
             row per start and a column per objective.
-        percentiles: percentiles in the real game, by arm, including the arm ``RECORDED``; arrays as
-            in ``scores``.
+        percentiles: percentiles in the real game, by arm, including the arms ``RECORDED`` and
+            ``BEGINNING``; arrays as in ``scores``.
         seed: seed of the controls and of the statistics.
 
     Returns:
         The table of ``compare_conditions``; None with fewer than ``MIN_STARTS`` targets.
     """
-    columns, recorded = context.columns, context.recorded_scores.T  # (O,), (O, N)
+    columns, pool = context.columns, context.pool  # (O,)
     if len(set(columns)) < MIN_STARTS:
         return None
-    rng = np.random.default_rng([seed, _SUBSETS])
-    subsets = [rng.permutation(recorded.shape[1])[:context.best_of] for _ in range(NUM_SUBSETS)]
-    controls = {f"control {number}": recorded[:, subset].max(axis=1)
-                for number, subset in enumerate(subsets, start=1)}
-    outcomes = [(SCORE, recorded[:, -context.best_of:].max(axis=1), {
-        (arm, control): values for arm, matrix in scores.items()
-        for control, values in {"": np.diag(matrix), **controls}.items()})]
+    recorded, prior = context.recorded_scores, context.prior_scores  # (N, O), (P, O)
+    searched = recorded if prior is None or context.space == VECTOR else prior
+    references = [(SCORE, recorded, slice(pool, None)), (GAIN, searched, slice(pool))]
+    if prior is not None:
+        references.append((OVER_PRIOR, prior, slice(pool, None)))
+    outcomes = []
+    for outcome, reference, rows in references:
+        rng, size = np.random.default_rng([seed, _SUBSETS]), len(reference[rows])
+        controls = {f"control {number}": reference[rng.permutation(len(reference))[:size]].max(
+            axis=0) for number in range(1, NUM_SUBSETS + 1)}
+        outcomes.append((outcome, reference[rows].max(axis=0), {
+            (arm, control): values for arm, matrix in scores.items()
+            for control, values in {"": np.diag(matrix), **controls}.items()}))
     if percentiles:
         number = np.arange(len(columns))
         # Cyclic shifts of objectives that give each objective another target; 0 for its own.
@@ -243,54 +304,84 @@ def report(context: SearchContext, starts: pd.DataFrame, effects: pd.DataFrame |
     def medians(column: str) -> list[str]:
         return [f"{rows[column].median():.2f}" for rows in by_penalty.values()]
 
+    def beyond(column: str) -> list[str]:
+        return [_share(rows["score"] > rows[column] + LEAST) for rows in by_penalty.values()]
+
+    if context.space == NOISE:
+        space = (f"the noise of the prior, whose norm is kept. Searches begin from the best of "
+                 f"{context.pool} random samples of the prior")
+        penalty = "The penalty grows with the probability that the simulated episode has ended."
+    else:
+        space = (f"vectors on the unit sphere. Searches begin from the best of {context.pool} "
+                 "recorded starts, and keep their worlds")
+        penalty = ("The penalty grows with the distance from recorded starts and with the "
+                   "probability that the simulated episode has ended.")
+    rows = [
+        (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded starts, simulated",
+         *shares("beyond_simulated")),
+        (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded values", *shares("beyond_real")),
+        (f"beyond the best of {context.best_of} recorded starts", *shares("beyond_best")),
+        ("beyond the beginning of the search", *beyond("best_begin_score")),
+        ("typical start", *shares("typical")),
+        ("the simulated episode has ended by the step (probability of 0.5 or more)",
+         *(_share(rows["end"] >= 0.5) for rows in by_penalty.values())),
+        ("score, median", *medians("score")),
+        ("score at the beginning of the search, median", *medians("best_begin_score")),
+        ("score of the best recorded start, median", *medians("recorded_score")),
+        ("score of the nearest recorded start, median", *medians("nearest_score"))]
+    prior_text = []
+    if context.prior is not None:
+        random = len(context.prior.seeds) - context.pool
+        rows[4:4] = [(f"beyond the best of {random} random prior samples", *beyond("prior_score"))]
+        rows += [("score of the best random prior sample, median", *medians("prior_score")),
+                 ("prior loss: percentile among random prior samples, median",
+                  *medians("prior_percentile")),
+                 ("prior loss of the best recorded start: the same percentile, median",
+                  *medians("recorded_prior_percentile"))]
+        prior_text = [
+            f"The {random} random prior samples took no part in any search. The searches for an "
+            f"objective also evaluated {random} starts: {context.pool} candidates to begin from, "
+            f"and {context.num_starts} starts in each of {context.plan.iterations} iterations. The "
+            "prior loss is the error of the prior when it denoises a start: a high percentile "
+            "means that few random prior samples are as improbable under the prior.", ""]
     lines = [
         "# Optimised starts", "",
         f"There are {len(context.objectives)} objectives with {context.num_starts} starts each, "
         f"optimised for {context.plan.iterations} iterations through {step + 1} simulated steps. "
-        f"Targets are read at step {step}, counted from 0. Searches begin from the best of "
-        f"{number - context.best_of} recorded starts; their results are compared with the best of "
-        f"the {context.best_of} other recorded starts. A score is the deviation of the simulated "
+        f"Targets are read at step {step}, counted from 0. The search varies {space}. Their "
+        f"results are compared with the best of these, and with the best of {context.best_of} "
+        "recorded starts from which no search began. A score is the deviation of the simulated "
         f"target from its mean over all {number} recorded starts, in standard deviations, with the "
         "sign of the aim. For each objective, only the start with the highest score minus penalty "
-        "counts. The penalty grows with the distance from recorded starts and with the probability "
-        "that the simulated episode has ended.", "",
+        f"counts. {penalty}", "",
         "Nothing is sampled: latents take their most likely class, and the agent takes its most "
         "likely action, so a start has one rollout. Both pass straight-through gradients, which "
-        "are biased, so the best vector of each search is kept, not the last.", "",
-        "## Comparison with recorded starts", "",
+        "are biased, so the best start of each search is kept, not the last.", "",
+        "## Comparison in the simulator", "",
         f"A score is beyond another if it is larger by more than {LEAST}, because saturated units "
         "differ by rounding. A start is typical if its density among recorded start vectors is "
         f"above that of {100 * TYPICAL_SHARE:.0f} % of them. Intervals of shares are Wilson's 95 % "
-        "intervals.", "",
-        *markdown_table(("", *titles), [
-            (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded starts, simulated",
-             *shares("beyond_simulated")),
-            (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded values",
-             *shares("beyond_real")),
-            (f"beyond the best of {context.best_of} recorded starts", *shares("beyond_best")),
-            ("typical start", *shares("typical")),
-            ("the simulated episode has ended by the step (probability of 0.5 or more)",
-             *(_share(rows["end"] >= 0.5) for rows in by_penalty.values())),
-            ("score, median", *medians("score")),
-            ("score at the beginning, median", *medians("begin_score")),
-            ("score of the best recorded start, median", *medians("recorded_score")),
-            ("score of the nearest recorded start, median", *medians("nearest_score"))])]
+        "intervals.", "", *prior_text, *markdown_table(("", *titles), rows)]
     if number * (1 - QUANTILE) < 1:
         lines += [f"With {number} recorded starts the {100 * QUANTILE:.1f} % quantile lies between "
                   "the largest two.", ""]
     if real_game:
-        recorded = next(iter(by_penalty.values()))["recorded_percentile"]
+        first = next(iter(by_penalty.values()))
+        others = [first["recorded_percentile"], first["begin_percentile"]]
+        near = ("" if context.space == NOISE else
+                ", except the starts from which searches may begin")
         lines += ["## In the real game", "",
                   "The recording is replayed up to the recorded start that is nearest to the "
-                  "optimised start; then the agent continues. A target counts as shown if its "
-                  f"value at step {step} is beyond {100 * SHOWN:.0f} % of the recorded values; "
+                  f"optimised start{near}; then the agent continues. A target counts as shown if "
+                  f"its value at step {step} is beyond {100 * SHOWN:.0f} % of the recorded values; "
                   f"{100 * (1 - SHOWN):.0f} % would be by chance.", "",
-                  *markdown_table(("", *titles, "best recorded start"), [
+                  *markdown_table(("", *titles, *_ARMS.values()), [
                       ("shown", *(_share(rows["real_percentile"] >= SHOWN)
-                                  for rows in by_penalty.values()), _share(recorded >= SHOWN)),
+                                  for rows in by_penalty.values()),
+                       *(_share(values >= SHOWN) for values in others)),
                       ("percentile, median", *medians("real_percentile"),
-                       f"{best['recorded_percentile'].median():.2f}"),
-                      ("ended before the step", *shares("ended"), "")])]
+                       *(f"{values.median():.2f}" for values in others)),
+                      ("ended before the step", *shares("ended"), "", "")])]
     return "\n".join([*lines, *_effects(effects), *_objectives(best), ""])
 
 
@@ -309,11 +400,11 @@ def _effects(table: pd.DataFrame | None) -> list[str]:
             "Means and medians over objectives, with 95 % bootstrap intervals over targets. An "
             "effect is **claimed** if its interval excludes 0 and both p (Holm) and p (controls) "
             f"are at most {LEVEL}. Controls of the score: the best start of each of {NUM_SUBSETS} "
-            "other draws of recorded starts. Controls of the percentile: the starts of other "
-            "objectives.", "", *markdown_table(
+            "other draws of the starts that it is compared with. Controls of the percentile: the "
+            "starts of other objectives.", "", *markdown_table(
                 ("arm", "compared with", "mean", "median", "p (Holm)", "controls", "p (controls)",
                  "verdict"),
-                [(RECORDED + " start" if row.arm == RECORDED else row.arm, _TITLES[row.outcome],
+                [(_ARMS.get(row.arm, row.arm), _TITLES[row.outcome],
                   f"{row.effect:+.3g} ({row.low_95:.3g} to {row.high_95:.3g})",
                   f"{row.median_effect:+.3g} ({row.median_low_95:.3g} to "
                   f"{row.median_high_95:.3g})", f"{row.p_holm:.2g}",
@@ -330,16 +421,18 @@ def _objectives(best: pd.DataFrame) -> list[str]:
         rows.append((f"[{row.aim} {row.target}](pictures/order_{row.order:03d}.png)",
                      f"{row.penalty:g}", f"[{row.sample}](penalty_{row.penalty:g}/videos/"
                      f"sample_{row.sample:05d}.mp4)", f"{row.value:.3g}", f"{row.score:.2f}",
-                     f"{row.recorded_score:.2f}", "yes" if row.typical else f"{row.excess:.2f}",
+                     f"{row.best_begin_score:.2f}", f"{row.recorded_score:.2f}",
+                     "yes" if row.typical else f"{row.excess:.2f}",
                      f"{row.nearest_episode}, {row.nearest_frame} ({row.nearest_cosine:.2f})",
                      "" if np.isnan(real) else f"{real:.2f}"))
     return ["## Objectives", "", *markdown_table(
-        ("objective", "penalty", "video", "target", "score", "best recorded", "typical, or excess",
+        ("objective", "penalty", "video", "target", "score", "beginning", "best recorded",
+         "typical, or excess",
          "nearest: episode, frame (cosine)", "percentile in the real game"), rows)]
 
 
 def plot(path: Path, starts: pd.DataFrame) -> None:
-    """Plot the score of each objective's optimised starts and of its best recorded start.
+    """Plot the score of each objective's optimised starts, and of the starts without optimisation.
 
     If the real game was played, a second panel shows the percentiles that the objectives' targets
     reach there.
@@ -352,9 +445,10 @@ def plot(path: Path, starts: pd.DataFrame) -> None:
     figure = Figure(figsize=(15 if real else 8, 1.8 + 0.2 * len(order)), layout="constrained")
     panels = figure.subplots(1, 2 if real else 1, squeeze=False, sharey=True)[0]
     rows = np.arange(len(order))
-    for axes, column, recorded, label in zip(
+    for axes, column, recorded, begin, label in zip(
             panels, ("score", "real_percentile"), ("recorded_score", "recorded_percentile"),
-            ("score, in deviations of recorded starts (small points: at the beginning)",
+            ("best_begin_score", "begin_percentile"),
+            ("score, in deviations of recorded starts",
              "percentile of the target in the real game (green: shown)")):
         axes.plot(first[recorded], rows, "|", label="best recorded start", color=DARK_GREY,
                   markersize=10, markeredgewidth=2)
@@ -362,8 +456,10 @@ def plot(path: Path, starts: pd.DataFrame) -> None:
             points = best[best["penalty"] == penalty].set_index("order").loc[order]
             axes.plot(points[column], rows, "o", color=colour, markersize=4,
                       label=f"optimised, penalty {penalty:g}")
-            if column == "score":
-                axes.plot(points["begin_score"], rows, ".", color=colour, markersize=3, alpha=0.4)
+        axes.plot(first[begin], rows, ".", label="beginning", color=DARK_GREY, markersize=4)
+        if column == "score" and "prior_score" in first:
+            axes.plot(first["prior_score"], rows, "|", label="best random prior sample",
+                      color=GREEN, markersize=10, markeredgewidth=2)
         axes.set(xlabel=label, ylim=(-0.7, len(order) - 0.3))
         axes.grid(alpha=0.3)
     panels[0].set_yticks(rows, (first["aim"] + " " + first["target"]).tolist(), fontsize=7)

@@ -1,4 +1,4 @@
-"""Run a search for start vectors: flags, inputs, resumable search, evaluation and result files.
+"""Run a search for starts: flags, inputs, resumable search, evaluation and result files.
 
 ``generative.optimise_start`` and ``analysis.feature_dreams`` differ only in their targets.
 """
@@ -37,7 +37,11 @@ from generative.start_optimisation.objectives import (
     drawn_windows,
     recorded_starts,
 )
+from generative.start_optimisation.prior_starts import PriorStarts, prior_starts
 from generative.start_optimisation.search import (
+    LEARNING_RATES,
+    NOISE,
+    VECTOR,
     SearchContext,
     SearchPlan,
     write_best_starts,
@@ -59,12 +63,12 @@ def weight(text: str) -> float:
 _NUMBERS = (
     ("num_starts", count, 4, "starts per objective"),
     ("iterations", from_zero, 40, "optimiser steps"),
-    ("learning_rate", float, 0.02, "learning rate of Adam, for the entries of the unit vectors"),
-    ("diversity", weight, 1.0, "weight of the penalty on similarity among an objective's starts"),
+    ("diversity", weight, 1.0, "weight of the penalty on similarity among an objective's start "
+     "vectors; not used in noise"),
     ("num_recorded", count, 2000, "maximum number of recorded starts, from which the density of "
      "starts and the scale of the targets are estimated"),
     ("best_of", count, 1000, "number of recorded starts that optimised starts are compared with; "
-     "searches begin from the remaining ones"))
+     "searches begin from the remaining ones, or from as many random samples of the prior"))
 
 
 def add_search_flags(flags: Parser) -> None:
@@ -77,10 +81,18 @@ def add_search_flags(flags: Parser) -> None:
                             "parameter set's common_timesteps if not given")
     for name, kind, default, description in _NUMBERS:
         flags.add_argument(f"--{name}", type=kind, default=default, help=description)
+    flags.add_argument("--search_space", choices=(NOISE, VECTOR),
+                       help="search in the noise of the prior, or over start vectors; noise if the "
+                            "simulator has a trained prior and the flag is not given")
+    flags.add_argument("--learning_rate", type=float,
+                       help="learning rate of Adam for the entries of unit vectors, or length of "
+                            "the first steps in noise, relative to its norm; "
+                            f"{LEARNING_RATES[VECTOR]} or {LEARNING_RATES[NOISE]} if not given")
     flags.add_argument("--penalty", type=weight, nargs="+", default=[1.0, 0.0],
-                       help="one or several weights of the penalty, which grows with the distance "
-                            "from the recorded starts and with the probability that the episode "
-                            "has ended; each weight has its own output folder; 0: no penalty")
+                       help="one or several weights of the penalty, which grows with the "
+                            "probability that the episode has ended and, for start vectors, with "
+                            "the distance from the recorded starts; each weight has its own "
+                            "output folder; 0: no penalty")
     flags.add_argument("--no_real_game", action="store_true",
                        help="do not replay the nearest recorded starts in the real game")
     add_generated_data_flag(flags)
@@ -133,13 +145,19 @@ def run_search(args: argparse.Namespace, explicit: Collection[str], parameters: 
     num_steps = saliency.num_sim_steps
     if "num_sim_steps" in explicit:
         num_steps = parameters.get(SimulatorConfig).num_sim_steps
-    plan = SearchPlan(step, args.iterations, args.learning_rate, args.diversity)
     if step >= num_steps:
         raise UserError(f"there is no step {step}: the {num_steps} steps of a rollout are counted "
                         "from 0; see --step and --num_sim_steps")
     compute = resolve_compute(common.device, common.gpu_device, args.precision)
     simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
                                compute)
+    has_prior = simulator.squares is not None and simulator.prior.is_trained
+    space = args.search_space or (NOISE if has_prior else VECTOR)
+    if space == NOISE and not has_prior:
+        raise UserError("--search_space noise needs a simulator with worlds and a trained prior; "
+                        "use --search_space vector")
+    plan = SearchPlan(step, args.iterations, LEARNING_RATES[space] if args.learning_rate is None
+                      else args.learning_rate, args.diversity)
     targets, target_settings = choose(simulator, compute)
     for target in targets:
         if step < target.first_step:
@@ -157,6 +175,8 @@ def run_search(args: argparse.Namespace, explicit: Collection[str], parameters: 
                         f"{len(windows)} recorded starts to begin from; lower it or --num_starts, "
                         "or raise --num_recorded or record more")
 
+    # As many as the searches for an objective evaluate, and as many as they may begin from.
+    num_samples = 2 * (len(windows) - best_of) + args.num_starts * args.iterations
     names = [target.name for target in targets]
     settings = {
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
@@ -166,6 +186,7 @@ def run_search(args: argparse.Namespace, explicit: Collection[str], parameters: 
         "step": step,
         **target_settings, "num_recorded": len(windows), "num_steps": num_steps,
         "batch_size": args.batch_size, "seed": args.seed, "precision": compute.precision,
+        **({"search_space": space, "num_prior_samples": num_samples} if has_prior else {}),
         "versions": versions()}
     store = ResultStore(folder, schema)
     store.open(settings, args.overwrite)
@@ -173,20 +194,24 @@ def run_search(args: argparse.Namespace, explicit: Collection[str], parameters: 
         simulator, compute, dataset, windows, targets, step, args.batch_size)),
         "targets": np.array(names)})
     del arrays["targets"]
-    starts = RecordedStarts(**arrays)
+    starts, prior = RecordedStarts(**arrays), None
+    if has_prior:
+        prior = PriorStarts(**store.compute("prior", function=lambda: vars(prior_starts(
+            simulator, compute, num_samples, targets, step, args.batch_size, args.seed))))
     objectives = tuple(Objective(target, aim) for aim in dict.fromkeys(args.aims)
                        for target in targets)
     context = SearchContext(
         simulator, compute, dataset, starts, best_of,
         RecordedDensity.fit(starts.vectors, starts.episodes), objectives, plan, args.num_starts,
-        num_steps)
+        num_steps, space, prior)
     folders = {}
     for penalty in dict.fromkeys(args.penalty):
         folders[penalty] = open_samples(store.path / f"penalty_{penalty:g}", {
             **settings, PARAMETER_SET: args.interpreting_params_name,
             "orders": [objective.name for objective in objectives],
             "penalty": penalty, "num_starts": args.num_starts, "best_of": best_of,
-            **dataclasses.asdict(plan), "recorded_sha256": sha256(store.file_of("recorded"))})
+            **dataclasses.asdict(plan), "recorded_sha256": sha256(store.file_of("recorded")),
+            **({} if prior is None else {"samples_sha256": sha256(store.file_of("prior"))})})
         status = write_starts(context, folders[penalty], penalty, not args.no_videos)
         if status:
             print(f"stopped; run the same command again to resume {folders[penalty].path}")

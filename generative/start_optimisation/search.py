@@ -1,21 +1,27 @@
-"""Optimise start vectors for all objectives by gradient ascent through the simulated rollout.
+"""Optimise starts for all objectives by gradient ascent through the simulated rollout.
 
-Several starts of an objective share a batch. For each start, the search maximises::
+There are two search spaces. A search over *vectors* varies the bottleneck vector and keeps the
+world of the recorded start from which it begins. A search in *noise* varies the noise of the prior,
+which determines both vector and world, and begins from random samples of the prior. Both keep the
+norm of each start's variables, so vectors stay on the unit sphere, and noise keeps the norm that is
+typical of a Gaussian. The first uses Adam. The second uses gradient ascent with adaptive steps:
+each step varies one of the tensors of noise, begins at the best noise so far, and has a length that
+grows after success and shrinks after failure. Adam is unsuitable: worlds depend steeply on the
+noise of their squares, whose gradients hold for steps of a thousandth of the norm only, and those
+of the other tensors for a tenth. Several starts of an objective share a batch. For each start, the
+search maximises::
 
     score - penalty * (excess + end),  score = sign * (target - mean) / deviation
 
 Mean and deviation of the target are taken over recorded starts, and excess is defined by
-``RecordedDensity``. The term end is the negative log-probability, in nats, that the episode has not
-ended by the step, which is the sum of -log(1 - P(end)) over the steps. Without this term, the
-search finds the black frames after an episode's end. The term diversity * ``vector_crowding``,
-which also spreads the simulator's vectors in training, is subtracted from the sum of this function
-over the starts of a batch, not from each start's value. Nothing is sampled: latents take their most
-likely class, the agent takes its most likely actions, and both pass straight-through gradients.
-These gradients are biased, so the vector with the best score minus penalty is kept, not the last
-vector.
-
-In simulators with worlds, a start stays in the world in which its search begins: the sampled
-surroundings of the recorded start.
+``RecordedDensity``; in a search in noise, it is 0. The term end is the negative log-probability, in
+nats, that the episode has not ended by the step, which is the sum of -log(1 - P(end)) over the
+steps. Without this term, the search finds the black frames after an episode's end. The term
+diversity * ``vector_crowding``, which also spreads the simulator's vectors in training, is
+subtracted from the sum of this function over the starts of a batch, not from each start's value; in
+noise, it is left out. Nothing is sampled: latents take their most likely class, the agent takes its
+most likely actions, and both pass straight-through gradients. These gradients are biased, so the
+start with the best score minus penalty is kept, not the last one.
 
 Objectives are optimised separately, and their starts have fixed places in a batch. Results
 therefore depend neither on other objectives nor on the files that existed when the search was
@@ -25,6 +31,7 @@ Layout of the output folder::
 
     made_to_order.json        settings
     recorded.npz              recorded starts, see RecordedStarts, with the names of the targets
+    prior.npz                 random samples of the prior, see PriorStarts; only if it is trained
     penalty_<p>/              sample folder in the layout of record_gen_samples.py, for each
                               penalty; the samples of objective i are numbered from
                               i * (number of starts). Videos show each rollout next to the nearest
@@ -36,14 +43,14 @@ Layout of the output folder::
     report.md, targets.png
 
 Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, T simulated
-steps, B samples, H W C a frame, V bottleneck vector.
+steps, B samples, H W C a frame, V bottleneck vector, P samples of the prior.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +67,7 @@ from common.signals import deferred_signals
 from common.video import enlarge, mark_action, side_by_side, write_strip, write_video
 from generative.dataset import RolloutDataset
 from generative.losses import vector_crowding
-from generative.networks import on_unit_sphere
+from generative.prior import PriorNoise
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
 from generative.sampling import FRAMES_PER_SECOND, VIDEO_SCALE, film, imagined_from
 from generative.simulator import Simulator
@@ -74,9 +81,14 @@ from generative.start_optimisation.objectives import (
     recorded_worlds,
     rollout,
 )
+from generative.start_optimisation.prior_starts import PriorStarts
+from generative.start_worlds import rounded
 
 STRIP_SIZE = 96  # pixels per frame of a strip
 NEAREST_IN_STRIP = 3
+NOISE, VECTOR = "noise", "vector"  # search spaces
+LEARNING_RATES = {NOISE: 0.03, VECTOR: 0.02}  # defaults
+_LONGER, _SHORTER = 2.0, 0.25  # factors of a step's length after success and failure
 OPTIMISED_STARTS = Schema(
     "starts made to order", "python -m generative.optimise_start", items={
         "recorded": Entry("recorded.npz", Npz({
@@ -84,6 +96,9 @@ OPTIMISED_STARTS = Schema(
             "frames": Array(np.int64, "N"), "vectors": Array(np.float32, "N V"),
             "simulated": Array(np.float32, "N G"), "real": Array(np.float32, "N G"),
             "targets": Array(np.str_, "G")})),
+        "prior": Entry("prior.npz", Npz({
+            "seeds": Array(np.int64, "P"), "simulated": Array(np.float32, "P G"),
+            "loss": Array(np.float32, "P")})),
         "sample_settings": Entry("penalty_{}/recording.json", File()),
         "sample_lock": Entry("penalty_{}/.{}", File()),  # left over after a kill
         "sample_files": Entry("penalty_{}/sample_{}/{}", File()),
@@ -103,8 +118,9 @@ class SearchPlan:
     Attributes:
         step: step of the rollout, from 0, at which the target is evaluated.
         iterations: number of Adam steps.
-        learning_rate: learning rate of Adam, for the entries of the vectors.
-        diversity: weight of the crowding penalty.
+        learning_rate: learning rate of Adam for the entries of vectors; in noise, length of the
+            first steps relative to the norm of the noise.
+        diversity: weight of the crowding penalty in searches over vectors.
     """
 
     step: int
@@ -116,58 +132,119 @@ class SearchPlan:
         positive(self, "learning_rate")
 
 
-def search(simulator: Simulator, compute: Compute, objective: Objective,
-           begin: Tensor | tuple[Tensor, World | None], scale: Sequence[float],
-           density: RecordedDensity, penalty: float, plan: SearchPlan) -> Tensor:
-    """Optimise start vectors for one objective by gradient ascent.
+@dataclasses.dataclass(frozen=True)
+class Beginnings:
+    """Beginnings of the searches for one objective.
+
+    Attributes:
+        variables: variables of the search, each with a row per start (K, …).
+        starts: differentiable function that maps variables to bottleneck vectors (K, V), and to
+            their worlds, or None without worlds.
+        adaptive: search with adaptive steps instead of Adam.
+    """
+
+    variables: tuple[Tensor, ...]
+    starts: Callable[..., tuple[Tensor, World | None]]
+    adaptive: bool = False
+
+
+def in_vectors(vectors: Tensor, world: World | None = None) -> Beginnings:
+    """Return beginnings of a search over vectors (K, V), whose worlds stay the same."""
+    return Beginnings((vectors,), lambda vectors: (vectors, world))
+
+
+def in_noise(simulator: Simulator, seeds: Tensor) -> Beginnings:
+    """Return beginnings of a search in noise.
+
+    Args:
+        simulator: simulator with a trained prior.
+        seeds: seeds of the noise, and of what lies beyond the worlds, int64 (K,).
+    """
+    return Beginnings(
+        tuple(vars(simulator.prior.noise(seeds)).values()),
+        lambda *noise: simulator.sample_starts(PriorNoise(*noise), seeds.to(noise[0].device)), True)
+
+
+def search(simulator: Simulator, compute: Compute, objective: Objective, begin: Beginnings,
+           scale: Sequence[float], density: RecordedDensity | None, penalty: float,
+           plan: SearchPlan) -> tuple[Tensor, ...]:
+    """Optimise the variables of starts for one objective by gradient ascent.
 
     Args:
         simulator: simulator on the device of ``compute``.
         compute: device and precision.
         objective: objective to optimise.
-        begin: initial vectors (K, V), or a pair of these and their worlds (K rows), which stay the
-            same.
+        begin: beginnings of K searches.
         scale: mean and standard deviation of the target over recorded starts.
-        density: density of recorded start vectors, which defines the excess term.
+        density: density of recorded start vectors, which defines the excess term; None for no
+            excess term.
         penalty: weight of the excess and end terms.
         plan: settings of the search.
 
     Returns:
-        For each initial vector, the best vector of its search (K, V).
+        For each beginning, the best variables of its search, in the form of ``begin.variables``.
 
     Raises:
         UserError: if the target or its gradient is not finite.
     """
-    begin, world = begin if isinstance(begin, tuple) else (begin, None)
-    free = begin.clone().to(compute.device).requires_grad_()
-    adam = torch.optim.Adam([free], lr=plan.learning_rate)
-    kept = on_unit_sphere(begin.to(compute.device))  # (K, V)
-    best = torch.full((len(begin),), -float("inf"), device=compute.device)
+    first = [tensor.to(compute.device) for tensor in begin.variables]
+    norms = [tensor.flatten(1).norm(dim=1) for tensor in first]  # (K,)
+    free = [tensor.clone().requires_grad_() for tensor in first]
+    adam = torch.optim.Adam(free, lr=plan.learning_rate)
+    lengths = [torch.full_like(norm, plan.learning_rate) for norm in norms]  # (K,)
+    slopes = list(map(torch.zeros_like, first))  # at ``kept``
+    kept, block = first, None
+    best = torch.full((len(first[0]),), -float("inf"), device=compute.device)
     for iteration in range(plan.iterations + 1):
-        vectors = on_unit_sphere(free)  # (K, V)
         with torch.set_grad_enabled(iteration < plan.iterations):
+            variables = list(map(_rescaled, free, norms))
+            vectors, world = begin.starts(*variables)  # (K, V)
             steps, rollouts = rollout(simulator, compute, vectors, plan.step + 1,
                                       objective.target.layers, world)
             values = objective.target.read(rollouts, plan.step)
             score = AIMS[objective.aim] * (values - scale[0]) / scale[1]  # (K,)
             ends = torch.stack([functional.softplus(step.terminal_logits.float())
                                 for step in steps]).sum(dim=0)  # (K,)
-            goal = score - penalty * (density.excess(vectors) + ends)  # (K,)
+            excess = 0 if density is None else density.excess(vectors)  # (K,)
+            goal = score - penalty * (excess + ends)  # (K,)
         better = goal.detach() > best
-        kept = torch.where(better.unsqueeze(-1), vectors.detach(), kept)
+        kept = [torch.where(_rows(better, tensor), tensor.detach(), before)
+                for tensor, before in zip(variables, kept)]
         best = torch.where(better, goal.detach(), best)
         if iteration == plan.iterations:
             break
-        adam.zero_grad()
-        (plan.diversity * vector_crowding(vectors) - goal.sum()).backward()
-        if free.grad is None or not (torch.isfinite(goal).all()
-                                     and torch.isfinite(free.grad).all()):
+        crowding = 0 if begin.adaptive else plan.diversity * vector_crowding(vectors)
+        gradients = torch.autograd.grad(crowding - goal.sum(), free)
+        if not all(torch.isfinite(tensor).all() for tensor in (goal, *gradients)):
             raise UserError(f"{objective.name}: the target or its gradient holds NaN or infinity "
                             f"after {iteration} iterations; a smaller --learning_rate may help")
-        adam.step()
         with torch.no_grad():
-            free.copy_(on_unit_sphere(free))
-    return kept
+            if begin.adaptive:
+                slopes = [torch.where(_rows(better, slope), -gradient, slope)
+                          for gradient, slope in zip(gradients, slopes)]
+                if block is not None:
+                    lengths[block] *= torch.where(better, _LONGER, _SHORTER)
+                block = iteration % len(free)
+                for tensor, before in zip(free, kept):
+                    tensor.copy_(before)
+                free[block] += _rescaled(slopes[block], lengths[block] * norms[block])
+            else:
+                for tensor, gradient in zip(free, gradients):
+                    tensor.grad = gradient
+                adam.step()
+            for tensor, norm in zip(free, norms):
+                tensor.copy_(_rescaled(tensor, norm))
+    return tuple(kept)
+
+
+def _rows(values: Tensor, tensor: Tensor) -> Tensor:
+    """Reshape values (K,) so that they broadcast over the rows of a tensor (K, …)."""
+    return values.view(-1, *[1] * (tensor.ndim - 1))
+
+
+def _rescaled(tensor: Tensor, norms: Tensor) -> Tensor:
+    """Rescale the rows of a tensor (K, …) to norms (K,)."""
+    return tensor * _rows(norms / tensor.flatten(1).norm(dim=1).clamp(min=1e-30), tensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +264,9 @@ class SearchContext:
         plan: settings of the search.
         num_starts: K, number of starts per objective.
         num_steps: number of steps of the stored rollouts.
+        space: search space, NOISE or VECTOR.
+        prior: random samples of the prior; None without a trained prior. A search in noise begins
+            from the first ``pool`` samples.
     """
 
     simulator: Simulator
@@ -199,6 +279,13 @@ class SearchContext:
     plan: SearchPlan
     num_starts: int
     num_steps: int
+    space: str = VECTOR
+    prior: PriorStarts | None = None
+
+    @property
+    def pool(self) -> int:
+        """Number of recorded starts, the first in ``starts``, from which searches may begin."""
+        return len(self.starts.windows) - self.best_of
 
     @property
     def columns(self) -> np.ndarray:
@@ -228,24 +315,57 @@ class SearchContext:
         """Scores (N, O) of the rollouts simulated from the recorded starts."""
         return self.scores(self.starts.simulated)
 
-    def begins(self, number: int) -> np.ndarray:
-        """Choose the recorded starts from which the searches of an objective begin.
+    @functools.cached_property
+    def prior_scores(self) -> np.ndarray | None:
+        """Scores (P, O) of the rollouts simulated from the samples of the prior."""
+        return None if self.prior is None else self.scores(self.prior.simulated)
 
-        They are the best recorded starts that are not used for comparison, from different episodes
-        if possible.
+    def begins(self, number: int) -> np.ndarray:
+        """Choose the starts from which the searches of an objective begin.
+
+        In noise, they are the best of the first ``pool`` samples of the prior. Otherwise, they are
+        the best recorded starts that are not used for comparison, from different episodes if
+        possible.
 
         Args:
             number: number of the objective.
 
         Returns:
-            Rows of the recorded starts (K,).
+            Rows of the samples of the prior, or of the recorded starts, best first (K,).
         """
-        pool = len(self.starts.windows) - self.best_of
-        ranked = np.argsort(-self.recorded_scores[:pool, number], kind="stable")
+        if self.space == NOISE:
+            assert self.prior_scores is not None
+            return np.argsort(-self.prior_scores[:self.pool, number],
+                              kind="stable")[:self.num_starts]
+        ranked = np.argsort(-self.recorded_scores[:self.pool, number], kind="stable")
         _, first = np.unique(self.starts.episodes[ranked], return_index=True)
         apart = np.sort(first)  # the best of each episode, best first
-        remaining = np.setdiff1d(np.arange(pool), apart)
+        remaining = np.setdiff1d(np.arange(self.pool), apart)
         return ranked[np.concatenate([apart, remaining])[:self.num_starts]]
+
+    def begin_scores(self, number: int) -> np.ndarray:
+        """Return the scores (K,) of the starts from which the searches of an objective begin."""
+        scores = self.prior_scores if self.space == NOISE else self.recorded_scores
+        assert scores is not None
+        return scores[self.begins(number), number]
+
+    def beginnings(self, number: int) -> Beginnings:
+        """Return the beginnings of the searches of an objective."""
+        rows = self.begins(number)
+        if self.space == NOISE:
+            assert self.prior is not None
+            return in_noise(self.simulator, torch.from_numpy(self.prior.seeds[rows]))
+        return in_vectors(torch.from_numpy(self.starts.vectors[rows]), self.worlds(rows))
+
+    def nearest(self, vectors: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Find the recorded starts nearest to vectors (B, V), see ``RecordedDensity.nearest``.
+
+        In a search over vectors, recorded starts from which searches may begin are excluded.
+        """
+        first = 0 if self.space == NOISE else self.pool
+        among = dataclasses.replace(self.density, vectors=self.density.vectors[first:])
+        rows, cosines = among.nearest(torch.from_numpy(vectors), number)
+        return rows + first, cosines
 
     def worlds(self, rows: np.ndarray) -> World | None:
         """Return the worlds of recorded starts, the same in each call; None without worlds.
@@ -263,7 +383,7 @@ class SearchContext:
 
 def write_starts(context: SearchContext, folder: SampleFolder, penalty: float,
                  with_videos: bool) -> int:
-    """Optimise start vectors for all objectives, and write the missing samples.
+    """Optimise starts for all objectives, and write the missing samples.
 
     The search stops early after a stop signal.
 
@@ -283,11 +403,14 @@ def write_starts(context: SearchContext, folder: SampleFolder, penalty: float,
                 return 128 + received[0]
             numbers = context.numbers(number)
             if not all(folder.has("sample", sample) for sample in numbers):
-                rows = context.begins(number)
-                begin, world = torch.from_numpy(context.starts.vectors[rows]), context.worlds(rows)
-                vectors = search(context.simulator, context.compute, objective, (begin, world),
-                                 context.scales[:, context.columns[number]].tolist(),
-                                 context.density, penalty, context.plan)
+                begin = context.beginnings(number)
+                found = search(context.simulator, context.compute, objective, begin,
+                               context.scales[:, context.columns[number]].tolist(),
+                               None if context.space == NOISE else context.density, penalty,
+                               context.plan)
+                with torch.no_grad():
+                    vectors, world = begin.starts(*found)
+                world = None if world is None else rounded(world)
                 samples = imagined_from(context.simulator, context.compute, vectors,
                                         context.num_steps, world)
                 for row, (sample, arrays) in enumerate(zip(numbers, samples)):
@@ -305,7 +428,7 @@ def _write_videos(context: SearchContext, folder: SampleFolder, numbers: Sequenc
     if not missing:
         return
     samples = folder.stacked(missing)
-    rows = context.density.nearest(torch.from_numpy(samples.bottleneck_vec), 1)[0][:, 0]
+    rows = context.nearest(samples.bottleneck_vec, 1)[0][:, 0]
     nearest = imagined_from(context.simulator, context.compute,
                             torch.from_numpy(context.starts.vectors[rows]), context.num_steps,
                             context.worlds(rows))
@@ -343,8 +466,8 @@ def write_best_starts(context: SearchContext, path: Path, samples: Sequence[Samp
         path: image to write.
         samples: samples of the best starts.
     """
-    (rows,), _ = context.density.nearest(torch.from_numpy(samples[0].bottleneck_vec[None]),
-                                         min(NEAREST_IN_STRIP, len(context.starts.windows)))
+    (rows,), _ = context.nearest(samples[0].bottleneck_vec[None],
+                                 min(NEAREST_IN_STRIP, context.best_of))
     recorded, _ = _recorded_frames(context, rows)
     write_strip(path, [*(list(sample.frames) for sample in samples),
                        *(list(recorded[:, row]) for row in range(len(rows)))], STRIP_SIZE)

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import UserError
+from common.game_constants import CHEESE, FREE, WALL
 
-WALL, FREE, CHEESE = 51, 100, 2  # cell types in Procgen's state
 FORK, CHEESE_ON_THE_WAY, CORNER_ON_THE_WAY = "fork", "cheese on the way", "corner on the way"
 KINDS = (FORK, CHEESE_ON_THE_WAY, CORNER_ON_THE_WAY)
 FEATURE_REGION = 5  # number of rows and columns of the region in the features

@@ -1,69 +1,18 @@
-"""Cheese confined to a region of the maze, as in Langosco et al. (2022), *Goal misgeneralization*.
-
-The region of size R is the last R rows and columns of the maze, at its top right. In the authors'
-fork of Procgen the game itself places the cheese there. Here stock Procgen generates the level, and
-the cheese is moved before the agent sees the first frame.
-"""
+"""Flag that confines the cheese to a region of the maze, see ``envs.cheese_region``."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
-
-import numpy as np
 
 from agents.agent_file import AgentOrigin, read_origin
 from common.cli import whole
 from common.errors import UserError
-from envs.level_state import LevelState
+from envs.cheese_region import CheeseRegion
 from envs.procgen_env import EnvConfig
-from maze.level.grid import CHEESE, FREE, WALL
 from maze.level.state import GAME, WORLD_DIMS
 
 _WORLD_DIMS = {**WORLD_DIMS, "exploration": WORLD_DIMS["hard"]}  # by distribution mode
-
-
-@dataclasses.dataclass(frozen=True)
-class CheeseRegion:
-    """``LevelEdit`` that moves the cheese of a new level into the top right region of the maze.
-
-    The cheese is drawn uniformly from the free squares of the region except the start, inner
-    (0, 0). The draw depends on the level seed and the size alone, so the cheese of a level is
-    always at the same square. The rest of the state is unchanged. The edit parses ``LevelState``
-    rather than ``MazeState``, because that halves the time per episode of training.
-
-    Attributes:
-        size: region size R, at least 1, clipped to the size of the maze. Size 1 is the corner; with
-            the size of the world or more, the cheese may lie anywhere, as in stock levels.
-    """
-
-    size: int
-
-    def __call__(self, data: bytes) -> bytes:
-        """Return the state bytes with the cheese moved.
-
-        Args:
-            data: state bytes of a level at its start.
-
-        Raises:
-            UserError: if the bytes are not the state of a maze, or the region has no free square.
-        """
-        state = LevelState.parse(data, GAME)
-        maze_dim, world_dim = np.frombuffer(state.tail, "<i4", 2).tolist()
-        start = (world_dim - maze_dim) // 2
-        begin, end = start + maze_dim - min(self.size, maze_dim), start + maze_dim
-        squares = begin + np.argwhere(state.grid[begin:end, begin:end] != WALL)
-        squares = squares[(squares != start).any(axis=1)]  # (n, 2), by row, then column
-        level = int(state.step["current_level_seed"])
-        if not len(squares):
-            raise UserError(f"level {level} has no free square for the cheese in its region of "
-                            f"{self.size} x {self.size}")
-        chosen = np.random.default_rng([level, self.size]).integers(len(squares))
-        cells = state.grid.copy()
-        cells[cells == CHEESE] = FREE
-        cells[tuple(squares[chosen])] = CHEESE
-        return dataclasses.replace(state, grid=cells).to_bytes()
 
 
 def add_cheese_region_flag(parser: argparse.ArgumentParser, name: str = "cheese_region",
