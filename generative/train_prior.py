@@ -165,6 +165,7 @@ class PriorTraining:
         Returns:
             0, or 128 + the signal's number.
         """
+        torch.set_flush_denormal(True)  # gradients of nearly certain squares are tiny
         self.network.requires_grad_(True).train()
         losses: list[float] = []
         saved_at, status = time.monotonic(), 0
@@ -179,6 +180,7 @@ class PriorTraining:
                     save()
                     saved_at = time.monotonic()
             status = 128 + received[0] if received else 0
+        torch.set_flush_denormal(False)
         save()
         self._copy(self._average)
         self.network.requires_grad_(False).eval()
@@ -212,7 +214,6 @@ class PriorTraining:
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
-    torch.set_flush_denormal(True)  # gradients of nearly certain squares are tiny
     check_export(args.model_file, args.output)
     check_output(args.output, lambda path: False, args.overwrite)
     run = run_of(args.model_file)

@@ -24,7 +24,8 @@ from envs.objects import object_groups
 from envs.squares import is_empty, is_solid, square_keys, squares_around
 from generative.dataset import RecordedWorlds, RolloutDataset
 from generative.sprites import SpriteFit
-from generative.squares import SquareImages, TemplateFit, square_images
+from generative.squares import SquareImages, square_images
+from generative.template_fit import TemplateFit
 
 WORLDS_NAME = "worlds.npz"  # squares of the recorded worlds, in the folder of a run
 _IMAGES = "images."  # prefix of the tensors of ``SquareImages`` in this file

@@ -132,7 +132,9 @@ def recorded_actions(card: Simulations) -> Table:
         dies = terminal.any(axis=0) & ~coin & ~np.array(late)
         steps = np.arange(HORIZON)[:, None]
         label = dies & (steps == at)
-        counts = np.where(dies, label | (steps < at - 2), steps <= at)
+        ends_next = ~terminal.any(axis=0) & (batch.terminals[-1].cpu().numpy() > 0)
+        counts = np.where(dies, label | (steps < at - 2),
+                          (steps <= at) & (~ends_next | (steps < HORIZON - 2)))
         parts.append(tuple(values[counts] for values in np.broadcast_arrays(
             score, label, data.episodes_of(part))))
         ended = event_probability(end, end)

@@ -27,7 +27,8 @@ from generative.prior import static_globals
 from generative.prior_losses import draw_block_masks
 from generative.runs import open_simulator
 from generative.simulator import stack
-from generative.squares import StaticSquares, TemplateFit, World
+from generative.squares import StaticSquares, World
+from generative.template_fit import TemplateFit
 from generative.training import SimulatorTraining
 from generative.world_data import fit_worlds
 from maze import random_starts

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_worlds import (
+from torch.nn import functional
+from world_helpers import (
     ENEMY,
     HARD,
     NUM_SQUARES,
@@ -19,7 +20,6 @@ from test_worlds import (
     psnr,
     slope,
 )
-from torch.nn import functional
 
 from agents.replay import replayed
 from agents.rollout_files import POSITION_COLUMNS, RolloutFolder

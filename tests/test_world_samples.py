@@ -203,7 +203,7 @@ def test_worlds_of_a_start_share_the_view_and_differ_beyond_it(informed, simulat
     frames = samples.frames[:, 0].astype(float)
     of_worlds, of_starts = (np.abs(a - b).mean(axis=(1, 2, 3)) for a, b in (
         (frames[::2], frames[1::2]), (frames[::2], frames[[2, 4, 0]])))
-    assert of_worlds.max() < 0.2 * of_starts.min()
+    assert of_worlds.max() < 0.4 * of_starts.min()
 
 
 def test_squares_in_view_are_those_of_the_recorded_frame(informed, recording, simulator):
@@ -553,7 +553,7 @@ def test_an_untrained_prior_is_refused(run, tmp_path, capsys, flags):
 
 @pytest.mark.parametrize(("change", "words"), [
     (lambda settings: settings.pop("env"), "does not say which game was recorded"),
-    (lambda settings: settings["env"].update(env_name="maze"), "camera of maze is not known")])
+    (lambda settings: settings["env"].update(env_name="heist"), "camera of heist is not known")])
 def test_recordings_that_cannot_be_rendered_are_refused(change, words, run, recording, tmp_path,
                                                         capsys):
     folder = RolloutFolder(shutil.copytree(recording.path, tmp_path / "data"))

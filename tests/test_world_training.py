@@ -258,24 +258,51 @@ def test_noise_depends_on_seed_and_place_only(trained):
         assert abs(at.mean()) < 0.03 and abs(at.std() - 1) < 0.03
 
 
-def test_random_starts_are_differentiable_in_the_noise(trained):
-    seeds = torch.tensor([1, 2])
+@pytest.mark.parametrize("name", ["squares", "places"])
+def test_random_starts_are_differentiable_in_the_noise(trained, name):
+    seeds = torch.arange(2 if name == "squares" else 6)
+    trained.squares.sprites.images.clamp_(min=0.1)  # not all looks of enemies were recorded
     noise = trained.prior.noise(seeds)
-    leaf = noise.squares.clone().requires_grad_()
+    leaf = getattr(noise, name).clone().requires_grad_()
 
-    def value(squares):
-        vectors, world = trained.sample_starts(dataclasses.replace(noise, squares=squares), seeds)
+    def value(part):
+        vectors, world = trained.sample_starts(dataclasses.replace(noise, **{name: part}), seeds)
         start = trained.start_from(vectors, MODE, detached=False, world=world)
-        steps = trained.imagine(start, MODE, 3, true_actions=torch.full((3, 2), 7))
+        steps = trained.imagine(start, MODE, 3, true_actions=torch.full((3, len(seeds)), 7))
         # Not the clamped images, whose gradient is 1 by definition, and nothing that sees them.
         return torch.stack([step.raw_images.mean() + step.rewards.mean() for step in steps]).sum()
 
     [gradient] = torch.autograd.grad(value(leaf), leaf)
+    assert gradient.norm() > 1e-3
     direction = gradient / gradient.norm()
     with torch.no_grad():
         size = 0.003
         change = (value(leaf + size * direction) - value(leaf - size * direction)) / (2 * size)
     torch.testing.assert_close(change, gradient.norm(), rtol=0.05, atol=1e-5)
+
+
+def test_seeds_fix_objects_and_noise_places_them(trained):
+    seeds = torch.tensor([1, 2])
+    noise = trained.prior.noise(seeds)
+    with torch.no_grad():
+        _, world = trained.sample_starts(noise, seeds)
+        _, again = trained.sample_starts(trained.prior.noise(seeds), seeds)
+        _, other = trained.sample_starts(trained.prior.noise(seeds + 8), seeds + 8)
+        _, moved = trained.sample_starts(dataclasses.replace(noise, places=-noise.places), seeds)
+        _, shifted = trained.sample_starts(dataclasses.replace(
+            noise, places=noise.places + 0.3), seeds)
+    for name in ("squares", "places", "velocities", "looks", "clock"):
+        assert torch.equal(getattr(world, name), getattr(again, name))
+        assert not torch.equal(getattr(world, name), getattr(other, name))
+    assert ((world.places >= 0) & (world.places <= 1)).all()
+    assert 0.48 < world.places.mean() < 0.52  # uniform within the square
+    speeds = world.velocities.abs().unique()
+    torch.testing.assert_close(speeds, 0.75 ** torch.arange(3.0, -1, -1))
+    torch.testing.assert_close(moved.places, world.places)  # in the opposite direction
+    torch.testing.assert_close(moved.velocities, -world.velocities)
+    assert torch.equal(moved.squares, world.squares) and torch.equal(moved.looks, world.looks)
+    right = noise.places > 0
+    assert (shifted.places > world.places)[right].all()
 
 
 def test_the_prior_is_trained_by_one_command(recording, run, tmp_path, monkeypatch):

@@ -11,6 +11,18 @@ import pytest
 import torch
 from conftest import ROOT, bytes_of_files, killed_at, record_arguments, refusal
 from torch.nn import functional
+from world_helpers import (
+    ENEMY,
+    HARD,
+    PIXELS,
+    PLAYER,
+    SAW,
+    TRAIL,
+    corner_at,
+    near,
+    psnr,
+    slope,
+)
 
 import record
 from agents.replay import replayed
@@ -26,13 +38,11 @@ from envs.wide_view import WorldView
 from generative.config import GRID
 from generative.prior import EMBEDDING, NUM_GLOBALS, PriorNoise, StartPrior, WorldPrior
 from generative.prior_losses import draw_masks, world_loss
-from generative.squares import SquareImages, TemplateFit, World, world_corner
+from generative.squares import SquareImages, World
+from generative.template_fit import TemplateFit
 from generative.world_data import NUM_SQUARES, fit_worlds
 
 RIGHT, JUMP_RIGHT = 7, 8
-PLAYER, SAW, ENEMY, TRAIL = 0, 2, 5, 59  # entity types in CoinRun
-HARD = EnvConfig("coinrun", "hard")
-PIXELS = CAMERA_FOLLOWS["coinrun"]  # per square
 EPISODES = range(4)
 BLANK = slice(FRAME_SIZE, 2 * FRAME_SIZE)  # rows or columns of the view in a world
 
@@ -48,19 +58,6 @@ def states(config, level, steps):
             if slots.step(0, int(rng.choice([RIGHT, JUMP_RIGHT])))[1]:
                 return
             yield slots.frames[0].copy(), LevelState.parse(slots.state(0))
-
-
-def near(state, types):
-    """Return a mask (64, 64) of the pixels of a view near entities of these types."""
-    scale = FRAME_SIZE / float(state.world["view_dim"])
-    pixels = np.arange(FRAME_SIZE) + 0.5 - FRAME_SIZE / 2
-    mask = np.zeros((FRAME_SIZE, FRAME_SIZE), bool)
-    for entity in state.entities[np.isin(state.entities["type"], types)]:
-        right, down = entity["x"] - state.player["x"], state.player["y"] - entity["y"]
-        across = abs(pixels - scale * right) <= scale * entity["rx"] + 1.5
-        along = abs(pixels - scale * down) <= scale * entity["ry"] + 1.5
-        mask |= along[:, None] & across
-    return mask
 
 
 @pytest.mark.parametrize("config", [HARD, EnvConfig("coinrun", "easy", use_backgrounds=True)])
@@ -240,17 +237,6 @@ def test_damaged_worlds_are_named(recordings, tmp_path):
 
 # Squares
 
-def corner_at(positions, num_squares=NUM_SQUARES):
-    """Return the corner (N, 2) of worlds around positions (N, 2) of the player."""
-    angle = 2 * math.pi * torch.from_numpy(positions) * torch.tensor([1, -1])
-    phase = torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(1).float()
-    return world_corner(phase, num_squares, PIXELS)
-
-
-def psnr(first, second):
-    return float(-10 * (first - second).square().mean().log10())
-
-
 @pytest.fixture(scope="module")
 def fitted(recordings):
     return fit_worlds(recordings[0], EPISODES)
@@ -402,17 +388,6 @@ def test_a_pixel_has_the_colour_of_its_place_in_the_template():
         classes = world.squares[:, (144 + row) // 16, (160 + column) // 16]
         colour = images.templates[classes, row % 16, column % 16]
         torch.testing.assert_close(view[:, :, row, column], colour, atol=1e-4, rtol=0)
-
-
-def slope(function, inputs, number, direction, step):
-    """Return the central difference of a function along a direction of one of its inputs."""
-    values = []
-    for sign in (1, -1):
-        moved = [x.detach() for x in inputs]
-        moved[number] = moved[number] + sign * step * direction
-        with torch.no_grad():
-            values.append(float(function(*moved)))
-    return (values[0] - values[1]) / (2 * step)
 
 
 def test_gradients_of_images_agree_with_finite_differences():

@@ -214,7 +214,7 @@ def search(simulator: Simulator, compute: Compute, objective: Objective, begin: 
         if iteration == plan.iterations:
             break
         crowding = 0 if begin.adaptive else plan.diversity * vector_crowding(vectors)
-        gradients = torch.autograd.grad(crowding - goal.sum(), free)
+        gradients = torch.autograd.grad(crowding - goal.sum(), free, materialize_grads=True)
         if not all(torch.isfinite(tensor).all() for tensor in (goal, *gradients)):
             raise UserError(f"{objective.name}: the target or its gradient holds NaN or infinity "
                             f"after {iteration} iterations; a smaller --learning_rate may help")
