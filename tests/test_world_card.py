@@ -322,6 +322,7 @@ def test_deaths_are_found_within_one_step_and_not_elsewhere(dataset, shipped):
         def predict(batch, seeds, num_steps):
             ends = batch.terminals.numpy() * (np.cumsum(batch.terminals.numpy(), axis=0) == 1)
             death = known * np.roll(ends * (batch.rewards.numpy() <= 0), shift, axis=0)
+            death[slice(shift) if shift > 0 else slice(len(death) + shift, None)] = 0
             return np.maximum(death, 0.01), np.maximum(death, noise * rng.random(death.shape))
 
         return world_events.recorded_actions(planted(shipped, dataset, predict))
