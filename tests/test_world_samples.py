@@ -553,7 +553,8 @@ def test_an_untrained_prior_is_refused(run, tmp_path, capsys, flags):
 
 @pytest.mark.parametrize(("change", "words"), [
     (lambda settings: settings.pop("env"), "does not say which game was recorded"),
-    (lambda settings: settings["env"].update(env_name="heist"), "camera of heist in mode hard is not known")])
+    (lambda settings: settings["env"].update(env_name="heist"),
+     "camera of heist in mode hard is not known")])
 def test_recordings_that_cannot_be_rendered_are_refused(change, words, run, recording, tmp_path,
                                                         capsys):
     folder = RolloutFolder(shutil.copytree(recording.path, tmp_path / "data"))
