@@ -31,6 +31,7 @@ from generative.dataset import RolloutDataset
 from generative.flags import add_data_flag
 from generative.runs import open_simulator
 from generative.sampling import SamplingPlan, simulated_starts
+from interventions.ablations import RESAMPLE, ablation_conditions
 from interventions.comparison import (
     COMPARISON,
     Testbed,
@@ -47,6 +48,7 @@ from interventions.flags import (
     patch_arms,
     patched_precision,
 )
+from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector
 from interventions.scan_study import SCANNED, run_scan
 from maze.level.patch_words import register_maze_words
@@ -54,7 +56,7 @@ from maze.level.regions import add_cheese_region_flag, cheese_region, region_des
 from stats.effects import check_starts
 from stats.report import DIRECTIONS, MIXED, PATCHES
 
-NOT_WITH_SCAN = {"in_simulator", "patch", "patch_file", "directions", "swaps", "shard", "join"}
+NOT_WITH_SCAN = {"in_simulator", "patch", "patch_file", "directions", "ablations", "swaps", "shard", "join"}
 
 
 def parser() -> Parser:
@@ -128,9 +130,19 @@ def main(argv: list[str] | None = None) -> None:
             parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
         directions = (parameters.get(DirectionsConfig).ids()
                       if not arms or "directions" in explicit else ())
-        swaps = swap_conditions(directions, args.swaps, args.num_controls, projector,
-                                compute.device, 0 if args.in_simulator else args.alter_from_step)
-        sets.append(dataclasses.replace(swaps, settings={"matrices_sha256": matrices}))
+        from_step = 0 if args.in_simulator else args.alter_from_step
+        sources = None
+        if directions and RESAMPLE in args.ablations:
+            sources = hidden_state_results(
+                directions_folder(args, parameters),
+                parameters.get(DirectionFilesConfig).num_episodes).read("sources")
+        ablated = ablation_conditions(directions, args.ablations, args.num_controls, projector,
+                                      sources, compute.device, from_step, args.seed)
+        swapped = swap_conditions(args.swaps, args.num_controls, projector, compute.device,
+                                  from_step)
+        sets += [dataclasses.replace(group, settings={**group.settings,
+                                                      "matrices_sha256": matrices})
+                 for group in (ablated, swapped) if group.conditions]
     if args.in_simulator:
         testbed = in_simulator(args, parameters, compute)
     else:

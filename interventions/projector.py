@@ -11,11 +11,13 @@ states.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from scipy.stats import ortho_group
 from torch import Tensor
 
@@ -31,8 +33,7 @@ from interventions.hidden_states_folder import (
 )
 
 DirectionType = Literal["pca", "ica"]
-
-
+_LARGEST_TILT = 1e4  # of ``turned_to_length``; the direction is then a principal component
 
 @dataclasses.dataclass(frozen=True)
 class Projector:
@@ -130,9 +131,69 @@ class Projector:
         return dataclasses.replace(self, unmixing=turn @ self.unmixing,
                                    mixing=self.mixing @ turn.T)
 
+    def turned_to_length(self, length: float, seed: int) -> Projector:
+        """Return a projector whose component 0 is a random direction with a given length.
+
+        A direction is drawn uniformly in whitened space. Its principal coordinates are then
+        multiplied by exp(a variance), with the number a for which the direction has the length.
+        As for the independent components, the coordinate along it has variance 1 over the states
+        that the components were computed from.
+
+        Args:
+            length: entry 0 of the result's ``lengths``; clipped to what is possible, which lies
+                between the smallest and the largest standard deviation of the principal
+                coordinates.
+            seed: seed of the draw.
+
+        Raises:
+            UserError: if there is only one component.
+        """
+        if self.num_ics < 2:
+            raise UserError("random directions need at least 2 independent components, but the "
+                            "projector has only one")
+        rng, variances = np.random.default_rng(seed), self.variances[:self.num_ics].double().numpy()
+        drawn, relative = rng.standard_normal(self.num_ics), variances / variances.max()
+
+        def tilted(a: float) -> np.ndarray:
+            logs = np.log(np.abs(drawn)) + a * relative
+            direction = np.sign(drawn) * np.exp(logs - logs.max())
+            return direction / np.linalg.norm(direction)
+
+        def excess(a: float) -> float:
+            return float(tilted(a) ** 2 @ variances - length ** 2)
+
+        ends = -_LARGEST_TILT, _LARGEST_TILT
+        first = tilted(ends[0] if excess(ends[0]) >= 0 else ends[1] if excess(ends[1]) <= 0 else
+                       brentq(excess, *ends))
+        rest = rng.standard_normal((self.num_ics, self.num_ics - 1))
+        basis, _ = np.linalg.qr(np.column_stack([first, rest]))
+        basis[:, 0] = first  # QR may flip its sign
+        turned = torch.from_numpy(basis.T).to(self.unmixing)  # (k, k)
+        return dataclasses.replace(self, unmixing=turned, mixing=turned.T)
+
+    def reordered(self, number: int) -> Projector:
+        """Return a projector whose independent component 0 is component ``number``."""
+        order = [number, *(other for other in range(self.num_ics) if other != number)]
+        return dataclasses.replace(self, unmixing=self.unmixing[order],
+                                   mixing=self.mixing[:, order])
+
+    @property
+    def lengths(self) -> Tensor:
+        """Length of a unit step along each independent component: the Euclidean norm of the change
+        of hx, in standard deviations of the units (k,)."""
+        return (self.directions("ica") / self.std).norm(dim=1)
+
     @property
     def num_ics(self) -> int:
         return len(self.unmixing)
+
+    def check_numbers(self, numbers: Iterable[int | None], kind: DirectionType) -> None:
+        """Raise UserError if there is no direction with one of the numbers; None is ignored."""
+        num_directions = self.num_ics if kind == "ica" else len(self.components)
+        for number in numbers:
+            if number is not None and not 0 <= number < num_directions:
+                raise UserError(f"there is no {kind} direction {number}: they are numbered 0 to "
+                                f"{num_directions - 1}")
 
     def coordinates(self, hx: Tensor, kind: DirectionType) -> Tensor:
         """Map states (…, D) to coordinates: (…, P) for "pca", (…, k) for "ica"."""
@@ -185,10 +246,7 @@ class Projector:
         directions = self.directions(kind)
         if len(taken) != len(put):
             raise UserError(f"{len(taken)} directions to swap from, but {len(put)} to swap to")
-        for number in (*taken, *put):
-            if number is not None and not 0 <= number < len(directions):
-                raise UserError(f"there is no {kind} direction {number}: they are numbered 0 to "
-                                f"{len(directions) - 1}")
+        self.check_numbers((*taken, *put), kind)
         amounts = self.change(delta, kind)
         for source, target in zip(taken, put):
             amount = amounts[..., source:source + 1]
