@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from agents.agent_file import load_agent
 from agents.config import add_env_flags, env_config
+from agents.layers import STATE
+from agents.patch import Patch
 from agents.provenance import agent_sha256
 from agents.rollout_files import RolloutFolder
 from common.cli import Parser, add_compute_flags, add_parameter_set_flag, count, environments, seed
@@ -56,7 +59,8 @@ from maze.level.regions import add_cheese_region_flag, cheese_region, region_des
 from stats.effects import check_starts
 from stats.report import DIRECTIONS, MIXED, PATCHES
 
-NOT_WITH_SCAN = {"in_simulator", "patch", "patch_file", "directions", "ablations", "swaps", "shard", "join"}
+NOT_WITH_SCAN = {"in_simulator", "patch", "patch_file", "directions", "ablations", "swaps",
+                 "shard", "join"}
 
 
 def parser() -> Parser:
@@ -123,26 +127,6 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError("--num_controls must be at least 2, so that each control can be compared "
                         "with another one")
     policy = load_agent(args.agent_file, compute.device)
-    sets = []
-    if not args.scan and (not arms or explicit & {"directions", "swaps"}):
-        projector, matrices = Projector.load_for(
-            policy.hidden_state_size, directions_folder(args, parameters),
-            parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
-        directions = (parameters.get(DirectionsConfig).ids()
-                      if not arms or "directions" in explicit else ())
-        from_step = 0 if args.in_simulator else args.alter_from_step
-        sources = None
-        if directions and RESAMPLE in args.ablations:
-            sources = hidden_state_results(
-                directions_folder(args, parameters),
-                parameters.get(DirectionFilesConfig).num_episodes).read("sources")
-        ablated = ablation_conditions(directions, args.ablations, args.num_controls, projector,
-                                      sources, compute.device, from_step, args.seed)
-        swapped = swap_conditions(args.swaps, args.num_controls, projector, compute.device,
-                                  from_step)
-        sets += [dataclasses.replace(group, settings={**group.settings,
-                                                      "matrices_sha256": matrices})
-                 for group in (ablated, swapped) if group.conditions]
     if args.in_simulator:
         testbed = in_simulator(args, parameters, compute)
     else:
@@ -152,6 +136,30 @@ def main(argv: list[str] | None = None) -> None:
             policy, compute, env if args.training_levels else env.unseen_levels(),
             args.num_episodes, args.seed, args.num_envs, edit,
             {**region_described(edit), "from_step": args.alter_from_step})
+    sets = []
+    if not args.scan and (not arms or explicit & {"directions", "swaps"}):
+        projector, matrices = Projector.load_for(
+            policy.hidden_state_size, directions_folder(args, parameters),
+            parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
+        directions = (parameters.get(DirectionsConfig).ids()
+                      if not arms or "directions" in explicit else ())
+        from_step = 0 if args.in_simulator else args.alter_from_step
+        sources = None
+
+        def moved(patches: Sequence[Patch]) -> float:
+            return float(testbed.run(patches, {STATE: projector.std}).moved)
+
+        if directions and RESAMPLE in args.ablations:
+            sources = hidden_state_results(
+                directions_folder(args, parameters),
+                parameters.get(DirectionFilesConfig).num_episodes).read("sources")
+        ablated = ablation_conditions(directions, args.ablations, args.num_controls, projector,
+                                      sources, moved, compute.device, from_step, args.seed)
+        swapped = swap_conditions(args.swaps, args.num_controls, projector, compute.device,
+                                  from_step)
+        sets += [dataclasses.replace(group, settings={**group.settings,
+                                                      "matrices_sha256": matrices})
+                 for group in (ablated, swapped) if group.conditions]
     references = args.reference_size, args.reference_seed
     settings = {
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),

@@ -15,10 +15,12 @@ The value at which *frozen* holds a coordinate can lie far outside the recorded 
 then show that the agent cannot play in such states, and not what the component does. So mean and
 resample ablation are the standard, and *frozen* is kept for comparison with the publication.
 
-A control does the same with a random direction along which one standard deviation of the coordinate
-is as many standard deviations of the units as along the component. Control and ablation therefore
-move the state equally far. A control of *frozen* holds its coordinate at the value at which the
-ablation would hold that of the component.
+A control moves the state in the same steps along a random direction (``Projector.turned``), each
+time by the mean distance by which the ablation moves it, in standard deviations of the units:
+towards the mean (mean), towards the coordinate of a recorded state (resample), or always in one
+sense (frozen). The distance is that of a run with the ablation, because the network restores some
+components and not others. Without it, components whose ablation moves the state far would be
+compared with small changes.
 
 Letters in shape comments: D hidden units, k independent components, R rows of a batch, N recorded
 states.
@@ -27,8 +29,8 @@ states.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -47,18 +49,22 @@ from stats.effects import Condition
 MEAN, RESAMPLE, FROZEN = "mean", "resample", "frozen"
 ABLATIONS = (MEAN, RESAMPLE, FROZEN)
 _LABELS = {MEAN: "IC {} at its mean", RESAMPLE: "IC {} resampled", FROZEN: "IC {} frozen"}
-_WIDEST = 1.25 ** 2  # ratio of the lengths of components that share controls
+_WIDEST = 1.25 ** 2  # largest ratio of the distances of ablations that share controls
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SetCoordinate(Patch):
-    """Set the coordinate of the hidden state along independent component 0 of a projector.
+    """Set the coordinate of the hidden state along independent component 0 of a projector, or move
+    it towards its target.
 
     Attributes:
         projector: the components.
-        recorded: coordinates of N consecutive recorded states, (N,). The coordinate follows them
-            from a random one on, which ``seed`` and the row's level (in the simulator, its start)
-            determine. None to set the coordinate to its mean, 0.
+        target: target of the coordinate, if there are no ``recorded`` coordinates.
+        recorded: coordinates of N consecutive recorded states, (N,). The target follows them from a
+            random one on, which ``seed`` and the row's level (in the simulator, its start)
+            determine.
+        distance: distance by which the state is moved along the component in the direction of the
+            target, in standard deviations of the units; None to move it to the target.
         seed: seed of the draw.
     """
 
@@ -66,7 +72,9 @@ class SetCoordinate(Patch):
 
     layer: str = dataclasses.field(default=STATE, init=False)
     projector: Projector
+    target: float = 0.0
     recorded: np.ndarray | None = None
+    distance: float | None = None
     seed: int = 0
 
     @property
@@ -75,30 +83,36 @@ class SetCoordinate(Patch):
 
     def bind(self, selection: Selection) -> PatchFn:
         projector = self.projector.on(selection.policy.device)
-        direction = projector.directions("ica")[0]
+        direction, length = projector.directions("ica")[0], projector.lengths[0]
 
         def change(entries: Tensor, context: PatchContext) -> Tensor:
             now = projector.coordinates(entries.squeeze(2), "ica")[:, 0]
-            target = torch.zeros_like(now)
-            if self.recorded is not None:
-                info = context.required_info
-                first = [np.random.default_rng([self.seed, int(number)]).integers(
-                    len(self.recorded)) for number in info.target]
-                rows = (np.array(first, dtype=np.int64) + info.step) % len(self.recorded)
-                target = torch.from_numpy(self.recorded[rows]).to(now)
-            return entries + ((target - now)[:, None] * direction)[:, :, None]
+            missing = self._targets(context).to(now) - now
+            if self.distance is not None:
+                missing = missing.sign() * self.distance / length
+            return entries + (missing[:, None] * direction)[:, :, None]
 
         return change
+
+    def _targets(self, context: PatchContext) -> Tensor:
+        """Return the target of each row, float64 (R,)."""
+        info = context.required_info
+        if self.recorded is None:
+            return torch.full((len(info),), self.target, dtype=torch.float64)
+        first = [np.random.default_rng([self.seed, int(number)]).integers(len(self.recorded))
+                 for number in info.target]
+        rows = (np.array(first, dtype=np.int64) + info.step) % len(self.recorded)
+        return torch.from_numpy(self.recorded[rows].astype(np.float64))
 
 
 def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_controls: int,
                         projector: Projector, sources: np.ndarray | None,
-                        device: torch.device | str, from_step: int, seed: int) -> ConditionSet:
+                        measure: Callable[[Sequence[Patch]], float], device: torch.device | str,
+                        from_step: int, seed: int) -> ConditionSet:
     """Return one condition per kind of ablation and component, then the controls.
 
-    Components whose lengths (``Projector.lengths``) differ by at most a quarter from their
-    geometric mean share the controls of mean and resample ablation, which have this mean length.
-    Each component has its own controls of *frozen*.
+    Ablations of one kind share controls if their distances differ by at most a quarter from the
+    geometric mean of the smallest and the largest of them, which is the controls' distance.
 
     Args:
         directions: numbers of the components.
@@ -106,6 +120,8 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
         num_controls: number of controls of each ablation.
         projector: projector onto the components.
         sources: coordinates of the recorded states (N, k), needed for RESAMPLE.
+        measure: function that plays with patches of the state, and returns by how much they move it
+            (``ArmRuns.moved``).
         device: device of the states.
         from_step: first step of an episode that is ablated, from 0.
         seed: seed of the resampled states.
@@ -117,67 +133,54 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
     projector.check_numbers(directions, "ica")
     if repeated := [number for number in directions if list(directions).count(number) > 1]:
         raise UserError(f"the component {repeated[0]} is given twice")
-    lengths = projector.lengths.tolist()
-    groups = length_groups([lengths[number] for number in directions])
-    principal = None if sources is None else sources @ projector.mixing.double().numpy().T
+    turns = [projector.turned(turn) for turn in range(num_controls)]
 
-    def patches(kind: str, turned: Projector, own: Projector | None = None) -> list[Patch]:
-        """Return the patches that ablate component 0 of ``turned``; the value of *frozen* is that
-        of component 0 of ``own``, if given."""
-        steps = (from_step, None)
-        if kind != FROZEN:
-            recorded = None
-            if kind == RESAMPLE:
-                assert principal is not None
-                recorded = principal @ turned.unmixing[0].double().numpy()
-            return [SetCoordinate(projector=turned, recorded=recorded, seed=seed, steps=steps)]
-        frozen = turned.swapped_step([0], [None], "ica", device)
-        if own is None:
-            return [ChangeState(frozen, steps=steps)]
-        here, there = turned.on(device), own.on(device)
-
-        def begin(entering: Tensor, leaving: Tensor) -> Tensor:
-            missing = (there.coordinates(entering, "ica") - here.coordinates(leaving, "ica"))[:, :1]
-            return leaving + missing * here.directions("ica")[:1]
-
-        return [ChangeState(begin, steps=(from_step, from_step + 1)),
-                ChangeState(frozen, steps=(from_step + 1, None))]
+    def patch_of(kind: str, turned: Projector, distance: float | None = None) -> Patch:
+        """Return the patch that ablates component 0 of a projector, or its control."""
+        steps, recorded = (from_step, None), None
+        if kind == FROZEN and distance is None:
+            return ChangeState(turned.swapped_step([0], [None], "ica", device), steps=steps)
+        if kind == RESAMPLE:
+            assert sources is not None
+            to_turned = (turned.unmixing @ projector.mixing).double().cpu().numpy()[0]
+            recorded = sources @ to_turned
+        return SetCoordinate(projector=turned, target=math.inf if kind == FROZEN else 0.0,
+                             recorded=recorded, distance=distance, seed=seed, steps=steps)
 
     conditions: list[PatchedCondition] = []
-    controls: dict[str, PatchedCondition] = {}
-    for kind, number in itertools.product(kinds, directions):
-        own = projector.reordered(number)
-        [(place, length)] = [(place, length) for place, (members, length) in enumerate(groups)
-                             if lengths[number] in members]
-        pattern = f"{kind} IC {number}" if kind == FROZEN else f"{kind} length {length:.2f}"
-        name = swap_name([number], [None]) if kind == FROZEN else f"{number}_{kind}"
-        settings = {"ablation": kind, "component": number}
-        conditions.append(Condition(f"ic_{name}", _LABELS[kind].format(number), pattern, False,
-                                    patches(kind, own), settings))
-        for turn in range(num_controls):
-            key = f"random_{turn:03d}_{kind}_{number if kind == FROZEN else place}"
-            if key not in controls:
-                turned = projector.turned_to_length(
-                    lengths[number] if kind == FROZEN else length, turn)
-                controls[key] = Condition(
-                    key, f"random {turn}", pattern, True, patches(kind, turned, own),
-                    {"ablation": kind, "turned_by_seed": turn, "length": length})
-    return ConditionSet([*conditions, *controls.values()], {STATE: projector.std},
+    controls: list[PatchedCondition] = []
+    for kind in kinds:
+        patches = {number: patch_of(kind, projector.reordered(number)) for number in directions}
+        distances = {number: measure([patch]) for number, patch in patches.items()}
+        for place, (members, distance) in enumerate(groups_of(list(distances.values()))):
+            pattern = f"{kind}, moved by {distance:.2f}"
+            for number, patch in patches.items():
+                if distances[number] in members:
+                    name = swap_name([number], [None]) if kind == FROZEN else f"{number}_{kind}"
+                    conditions.append(Condition(
+                        f"ic_{name}", _LABELS[kind].format(number), pattern, False, [patch],
+                        {"ablation": kind, "component": number}))
+            controls += [Condition(
+                f"random_{turn:03d}_{kind}_{place}", f"random {turn}", pattern, True,
+                [patch_of(kind, turned, distance)],
+                {"ablation": kind, "turned_by_seed": turn, "distance": distance})
+                for turn, turned in enumerate(turns)]
+    return ConditionSet([*conditions, *controls], {STATE: projector.std},
                         {"resample_seed": seed} if RESAMPLE in kinds else {},
-                        f"{num_controls} random directions that move the state as far as controls")
+                        f"{num_controls} random directions, moved as far, as controls")
 
 
-def length_groups(lengths: Sequence[float]) -> list[tuple[list[float], float]]:
-    """Group numbers, ascending, such that each differs by at most a quarter from the geometric
+def groups_of(distances: Sequence[float]) -> list[tuple[list[float], float]]:
+    """Group distances, ascending, such that each differs by at most a quarter from the geometric
     mean of the smallest and the largest of its group.
 
     Returns:
         The members of each group, and that mean.
     """
     groups: list[list[float]] = []
-    for length in sorted(set(lengths)):
-        if groups and length <= _WIDEST * groups[-1][0]:
-            groups[-1].append(length)
+    for distance in sorted(set(distances)):
+        if groups and distance <= _WIDEST * groups[-1][0]:
+            groups[-1].append(distance)
         else:
-            groups.append([length])
+            groups.append([distance])
     return [(group, (group[0] * group[-1]) ** 0.5) for group in groups]

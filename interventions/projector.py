@@ -17,7 +17,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 from scipy.stats import ortho_group
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from interventions.hidden_states_folder import (
 )
 
 DirectionType = Literal["pca", "ica"]
-_LARGEST_TILT = 1e4  # of ``turned_to_length``; the direction is then a principal component
+
 
 @dataclasses.dataclass(frozen=True)
 class Projector:
@@ -130,46 +129,6 @@ class Projector:
         turn = torch.from_numpy(drawn).to(self.unmixing)  # (k, k)
         return dataclasses.replace(self, unmixing=turn @ self.unmixing,
                                    mixing=self.mixing @ turn.T)
-
-    def turned_to_length(self, length: float, seed: int) -> Projector:
-        """Return a projector whose component 0 is a random direction with a given length.
-
-        A direction is drawn uniformly in whitened space. Its principal coordinates are then
-        multiplied by exp(a variance), with the number a for which the direction has the length.
-        As for the independent components, the coordinate along it has variance 1 over the states
-        that the components were computed from.
-
-        Args:
-            length: entry 0 of the result's ``lengths``; clipped to what is possible, which lies
-                between the smallest and the largest standard deviation of the principal
-                coordinates.
-            seed: seed of the draw.
-
-        Raises:
-            UserError: if there is only one component.
-        """
-        if self.num_ics < 2:
-            raise UserError("random directions need at least 2 independent components, but the "
-                            "projector has only one")
-        rng, variances = np.random.default_rng(seed), self.variances[:self.num_ics].double().numpy()
-        drawn, relative = rng.standard_normal(self.num_ics), variances / variances.max()
-
-        def tilted(a: float) -> np.ndarray:
-            logs = np.log(np.abs(drawn)) + a * relative
-            direction = np.sign(drawn) * np.exp(logs - logs.max())
-            return direction / np.linalg.norm(direction)
-
-        def excess(a: float) -> float:
-            return float(tilted(a) ** 2 @ variances - length ** 2)
-
-        ends = -_LARGEST_TILT, _LARGEST_TILT
-        first = tilted(ends[0] if excess(ends[0]) >= 0 else ends[1] if excess(ends[1]) <= 0 else
-                       brentq(excess, *ends))
-        rest = rng.standard_normal((self.num_ics, self.num_ics - 1))
-        basis, _ = np.linalg.qr(np.column_stack([first, rest]))
-        basis[:, 0] = first  # QR may flip its sign
-        turned = torch.from_numpy(basis.T).to(self.unmixing)  # (k, k)
-        return dataclasses.replace(self, unmixing=turned, mixing=turned.T)
 
     def reordered(self, number: int) -> Projector:
         """Return a projector whose independent component 0 is component ``number``."""

@@ -39,8 +39,9 @@ from stats.report import bold, format_interval, format_p, format_range
 LESIONS = Schema(
     "lesions of the memory", "python -m analysis.memory_lesions", items={
         "open_loop": Entry("open_loop.npz", Npz({
-            "kl": Array(np.float32, "A N K"), "value": Array(np.float32, "A N K"), "moved": Array(np.float64, "A"),
-            "attribution": Array(np.float32, "N L"), "levels": Array(np.int64, "N")})),
+            "kl": Array(np.float32, "A N K"), "value": Array(np.float32, "A N K"),
+            "moved": Array(np.float64, "A"), "attribution": Array(np.float32, "N L"),
+            "levels": Array(np.int64, "N")})),
         "states": Entry("states.npz", Npz({
             "states": Array(np.float32, "S D"), "lengths": Array(np.int64, "N")})),
         "episodes": Entry("episodes/{}.csv", Table(
@@ -259,32 +260,33 @@ def plot_curves(curves: pd.DataFrame, description: str) -> Figure:
         curves: table of ``curves_of``.
         description: description of the runs, for the title.
     """
-    figure = Figure(figsize=(11, 8.2), layout="constrained")
-    panels = figure.subplots(2, 2, sharey="row")
     lesions = curves[~curves["control"] & ~curves["arm"].isin((ATTRIBUTION, COPY))]
+    groups = {title: arms for title, once in (("one step is changed", True),
+                                              ("all steps are changed", False))
+              if (arms := [arm for arm in dict.fromkeys(lesions["arm"])
+                           if (arm in ONCE) == once])}
+    figure = Figure(figsize=(5.5 * len(groups), 8.2), layout="constrained")
+    panels = figure.subplots(2, len(groups), sharey="row", squeeze=False)
     for row, output in zip(panels, (POLICY, VALUE)):
-        for axes, title in zip(row, ("one step is changed", "all steps are changed")):
-            once = axes is row[0]
-            names = [arm for arm in dict.fromkeys(lesions["arm"]) if arm.endswith("_once") == once]
-            for name, colour in zip(names, COLOURS):
-                part = lesions[(lesions["arm"] == name) & (lesions["output"] == output)]
+        shown = curves[curves["output"] == output]
+        for axes, (title, arms) in zip(row, groups.items()):
+            for arm, colour in zip(arms, COLOURS):
+                part = shown[shown["arm"] == arm]
                 axes.fill_between(part["step"], part["low_95"], part["high_95"], color=colour,
                                   alpha=0.2, linewidth=0)
                 axes.plot(part["step"], part["value"], color=colour, label=part["label"].iloc[0])
-                mine = curves[curves["arm"].str.fullmatch(f"control_\\d+_{name}")
-                              & (curves["output"] == output)]
-                axes.plot(*mine.groupby("step")["value"].mean().reset_index().to_numpy().T,
+                random = shown[shown["arm"].str.fullmatch(f"control_\\d+_{arm}")]
+                axes.plot(*random.groupby("step")["value"].mean().reset_index().to_numpy().T,
                           color=colour, linestyle=":", linewidth=1)
             axes.set_yscale("symlog", linthresh=1e-3 if output == POLICY else 1e-2)
             axes.set(title=title, xlabel="step k (1: lesioned step)", ylim=(0, None))
             axes.grid(alpha=0.3)
-            if axes.lines:
-                axes.legend(fontsize=8, title="dotted: random changes of the same size",
-                            title_fontsize=8)
+            axes.legend(fontsize=8, title="dotted: random changes of the same size",
+                        title_fontsize=8)
         row[0].set_ylabel(_UNITS[output])
     _overlay(panels[0, 0], curves[(curves["arm"] == ATTRIBUTION) & (curves["step"] > 0)])
-    figure.suptitle(f"Policy and value after lesions of the memory, on recorded frames:\n{description}",
-                    fontsize=11)
+    figure.suptitle("Policy and value after lesions of the memory, on recorded frames:\n"
+                    + description, fontsize=11)
     return figure
 
 
