@@ -2,8 +2,8 @@
 
 An agent's folder holds ``training.json`` and ``unseen.json``, from ``evaluate.py`` with
 ``--training_levels`` and with ``--new_first_frames``, and the folders ``objects`` and, optionally,
-``checks`` of its studies. ``stats.series`` describes the files of a series. Row R9 of the table of claims
-(``attribution.claims``) is computed from a series.
+``checks`` of its studies. ``stats.series`` describes the files of a series. Row R9 of the table of
+claims (``attribution.claims``) is computed from a series.
 """
 
 from __future__ import annotations
