@@ -113,12 +113,12 @@ MEMORY = Section(
     "Lesions in the real game: {memory_lesions}.",
     Files("memory_lesions", (f"{MEMORY_ROOM}/lesions/kl.png",),
           "How much policy and value change, by steps since the state was changed."),
-    "Look for curves above those of random changes (dotted), and compare how fast both fall: only a "
-    "difference says something about what the state holds.",
+    "Look for curves above those of random changes (dotted), and compare how fast both fall: only "
+    "a difference says something about what the state holds.",
     "In 82 recorded levels, a swap changes the policy for 6 steps, no longer than random changes. "
-    "Of the value's change, 40 % are left after 16 steps (random changes: 20 to 30 %). With the initial state at "
-    "every step, the agent solves 10 % of 100 levels instead of 96 %; no other lesion has a "
-    "claimed effect on success.",
+    "Of the value's change, 40 % are left after 16 steps (random changes: 20 to 30 %). With the "
+    "initial state at every step, the agent solves 10 % of 100 levels instead of 96 %; no other "
+    "lesion has a claimed effect on success.",
     (
         Files("memory_lesions", (f"{MEMORY_ROOM}/lesions/effects.png",
                                  f"{MEMORY_ROOM}/lesions/report.md"),
