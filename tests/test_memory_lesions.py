@@ -327,7 +327,9 @@ def test_the_script_finds_that_the_counting_agent_needs_its_memory(counting, tmp
     assert effects["reset_always", "return"] == after["return"].mean() - before["return"].mean()
     assert effects["reset_always", "return"] != 0
     assert (tables["freeze"]["changed_steps"] > 0).all()
-    curves = pd.read_csv(tmp_path / "curves.csv").set_index("arm")["value"]
+    table = pd.read_csv(tmp_path / "curves.csv")
+    assert (table.loc[table["arm"] == "copy", "value"] == 0).all()
+    curves = table[table["output"] == "policy"].set_index("arm")["value"]
     assert (curves["copy"] == 0).all() and curves["reset_always"].iloc[0] > 1
     assert (curves["swap_always"] < 1e-6).all()
     text = (tmp_path / "report.md").read_text()
