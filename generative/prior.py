@@ -42,7 +42,8 @@ _MARGIN = 8.0  # pixels between view and edge at which a world moves on
 _STRONGEST = 30.0  # largest weight of the evidence, at which squares are nearly certain
 _STRONGEST_IN_SAMPLES = 8.0  # lower in samples, so that fewer squares contradict all others
 _SHARPNESS = 8.0  # factor of the logits in the last step, so that squares are nearly certain
-_WORLD_STEPS, _START_STEPS, _VIEW_START_STEPS = 8, 4, 8
+_WORLD_STEPS, _VIEW_WORLD_STEPS = 8, 32
+_START_STEPS, _VIEW_START_STEPS = 4, 8
 _MANY_LOOKS = 2520  # divisible by the number of looks of any object, up to 10
 _TURNS = (0.47, 0.78, 0.94)  # shares of recorded enemies with at most 0, 1 and 2 turns
 
@@ -333,8 +334,9 @@ class Prior(nn.Module):
         channels: V / 64.
         view_channels: number of coefficients of a cell of the view.
         start_width: channels of ``StartPrior``.
-        is_view: whether worlds are the view of a static camera. Starts are then generated with more
-            steps, most of them early, when the place of the player is decided.
+        is_view: whether worlds are the view of a static camera. They and starts are then generated
+            with more steps. Most steps of starts are early, when the place of the player is
+            decided.
     """
 
     trained: Tensor
@@ -348,7 +350,8 @@ class Prior(nn.Module):
         self.worlds = WorldPrior(num_squares, num_classes, widths)
         self.starts = StartPrior(channels, view_channels, start_width)
         self.register_buffer("trained", torch.zeros(()))
-        self.register_buffer("world_times", torch.arange(_WORLD_STEPS) / _WORLD_STEPS,
+        world_steps = _VIEW_WORLD_STEPS if is_view else _WORLD_STEPS
+        self.register_buffer("world_times", torch.arange(world_steps) / world_steps,
                              persistent=False)
         start_times = ((torch.arange(_VIEW_START_STEPS) / _VIEW_START_STEPS).square() if is_view
                        else torch.arange(_START_STEPS) / _START_STEPS)

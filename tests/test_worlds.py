@@ -601,12 +601,14 @@ def test_the_prior_learns_a_pattern():
     prior, generator = WorldPrior(SIZE, CLASSES, (16, 24, 32)), torch.Generator().manual_seed(3)
     assert obeyed(prior) < 0.5
     optimizer = torch.optim.Adam(prior.parameters(), 3e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.03, 200)
     for _ in range(200):
         camera = torch.full((16, NUM_GLOBALS), 0.5)
         loss = sum(world_loss(prior, striped(16, generator), camera, generator))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        schedule.step()
     assert obeyed(prior) > 0.9
     classes = striped(16, generator)
     known = torch.zeros(16, 1, SIZE, SIZE)
