@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from generative.prior import StartPrior, WorldPrior
+from generative.prior_networks import StartPrior, WorldPrior
 
 VIEW_SQUARES = 13  # squares per side of a view
 _TIME_SHIFT = 0.0  # mean of the logit of the time

@@ -39,8 +39,9 @@ from generative.batches import AlignedBatch, align, in_batches, true_phase
 from generative.camera import FASTEST
 from generative.config import GRID
 from generative.dataset import RecordedWorlds, RolloutDataset
-from generative.prior import NUM_GLOBALS, static_globals
+from generative.prior import static_globals
 from generative.prior_losses import start_loss, world_loss
+from generative.prior_networks import NUM_GLOBALS
 from generative.published import save_published
 from generative.runs import check_export, copy_settings, open_simulator, run_of
 from generative.simulator import Simulator

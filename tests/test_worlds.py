@@ -36,8 +36,14 @@ from envs.procgen_env import EnvConfig, LevelSlots
 from envs.squares import square_keys, squares_around
 from envs.wide_view import WorldView
 from generative.config import GRID
-from generative.prior import EMBEDDING, NUM_GLOBALS, PriorNoise, StartPrior, WorldPrior
 from generative.prior_losses import draw_masks, world_loss
+from generative.prior_networks import (
+    EMBEDDING,
+    NUM_GLOBALS,
+    PriorNoise,
+    StartPrior,
+    WorldPrior,
+)
 from generative.squares import SquareImages, World
 from generative.template_fit import TemplateFit
 from generative.world_data import NUM_SQUARES, fit_worlds

@@ -67,7 +67,7 @@ from common.signals import deferred_signals
 from common.video import enlarge, mark_action, side_by_side, write_strip, write_video
 from generative.dataset import RolloutDataset
 from generative.losses import vector_crowding
-from generative.prior import PriorNoise
+from generative.prior_networks import PriorNoise
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
 from generative.sampling import FRAMES_PER_SECOND, VIDEO_SCALE, film, imagined_from
 from generative.simulator import Simulator
