@@ -33,7 +33,7 @@ import record
 from agents.agent_file import load_agent, save_agent, weights_sha256
 from agents.config import load_agent_config
 from agents.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy, build_policy
-from agents.rollout_files import EpisodeArrays, RolloutWriter
+from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from common.config import save_settings
 from common.devices import Compute
 from common.files import TEMPORARY_SUFFIX, save_json, sha256
@@ -325,17 +325,14 @@ def recording(agent_path, shared) -> Path:
     return shared("recording", make)
 
 
-@pytest.fixture(scope="session")
-def worlds_recording(shared) -> Path:
-    """A folder with a recording of ten hard levels of CoinRun with worlds. Half of the episodes
-    have action noise, so that some end in a death."""
-    def make(folder):
-        assert record.main(record_arguments(
-            ROOT / "pretrained" / "coinrun_hard" / "model.pth", folder, 10, "--env_name", "coinrun",
-            "--distribution_mode", "hard", "--seed", "8", "--no_videos", "--worlds",
-            "--action_noise_share", "0.5")) == 0
-        return folder
-    return shared("worlds", make)
+def record_worlds(folder: Path, num_episodes: int, seed: int) -> RolloutFolder:
+    """Record hard levels of CoinRun with worlds. Half of the episodes have action noise, so that
+    some end in a death."""
+    assert record.main(record_arguments(
+        ROOT / "pretrained" / "coinrun_hard" / "model.pth", folder, num_episodes, "--env_name",
+        "coinrun", "--distribution_mode", "hard", "--seed", str(seed), "--no_videos", "--worlds",
+        "--action_noise_share", "0.5")) == 0
+    return RolloutFolder(folder / "data")
 
 
 @pytest.fixture(scope="module")
