@@ -42,10 +42,10 @@ from common.tables import markdown_escaped
 from common.video import mark_action
 from generative.config import SaliencyConfig
 from generative.sample_files import SampleArrays, SampleFolder
-from interventions.config import DirectionFilesConfig
 from interventions.flags import (
     add_direction_folder_flag,
     add_direction_number_flag,
+    direction_episodes,
     directions_folder,
 )
 
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> None:
     numbers = comparison.read("sample_ids").tolist()
     samples = SampleFolder(args.samples_dir or Path(settings["samples_dir"]))
     inputs = Inputs.read(samples, numbers, directions_folder(args, parameters),
-                         parameters.get(DirectionFilesConfig).num_episodes, None)
+                         direction_episodes(args, parameters), None)
     if inputs.matrices != settings["matrices_sha256"]:
         raise UserError(f"the comparison in {comparison.path} was made with other directions than "
                         "those in --precomp_dir")

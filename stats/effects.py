@@ -271,16 +271,18 @@ def claims_summary(table: pd.DataFrame) -> str:
             "are claimed")
 
 
-def check_starts(num_starts: int, flag: str = "") -> None:
+def check_starts(num_starts: int, flag: str = "", halves: bool = False) -> None:
     """Check that there are enough levels or starts for an interval.
 
     Args:
         num_starts: number of levels or starts.
         flag: command-line flag that sets their number, for the message.
+        halves: whether each half of them is measured by itself.
 
     Raises:
-        UserError: if there are fewer than MIN_STARTS.
+        UserError: if there are fewer than MIN_STARTS, or fewer in a half.
     """
-    if num_starts < MIN_STARTS:
-        raise UserError(f"a comparison needs at least {MIN_STARTS} levels or starts, not "
+    least, each = (2 * MIN_STARTS, f", {MIN_STARTS} in each half") if halves else (MIN_STARTS, "")
+    if num_starts < least:
+        raise UserError(f"a comparison needs at least {least} levels or starts{each}, not "
                         f"{num_starts}" + (f"; increase {flag}" if flag else ""))
