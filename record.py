@@ -245,7 +245,8 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{args.agent_file} on {words_of(config, edit)}, "
               f"{'with' if noise else 'no'} action noise{with_patches}: "
               f"success rate {100 * solved / len(levels):.1f} %, mean length "
-              f"{frames / len(levels):.1f} frames")
+              f"{frames / len(levels):.1f} frames"
+              + ("; evaluate.py measures the agent without noise" if noise else ""))
 
 
 if __name__ == "__main__":

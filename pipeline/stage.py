@@ -25,6 +25,7 @@ from common.config import SETTINGS_NAME
 from common.errors import UserError
 from common.files import read_array, read_description
 from common.parameters import AnalysisFolders, ParameterSet, flattened
+from common.tables import format_count
 from envs.objects import objects_of
 from generative.runs import checkpoints, newest_simulator_run
 from interventions.config import SwapConfig
@@ -202,7 +203,7 @@ def number_of(pattern: str, unit: str) -> Callable[[Path], str]:
         pattern: glob pattern relative to the output folder.
         unit: noun for the files, in the plural.
     """
-    return lambda output: f"{len(list(output.glob(pattern)))} {unit}"
+    return lambda output: format_count(len(list(output.glob(pattern))), unit)
 
 
 def success_rate(path: str) -> Callable[[Path], str]:

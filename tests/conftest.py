@@ -55,6 +55,7 @@ os.fsync = lambda file: None
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
+PATIENCE = 600  # seconds after which a test that hangs fails; no machine is this slow
 # Test files with the longest CPU time, longest first. They run first, so that no worker is still
 # busy with one of them when the others are idle.
 LONGEST_FIRST = ("test_pipeline", "test_pages_common", "test_distributed", "test_fidelity",
@@ -518,11 +519,14 @@ def at_work_in(folder: Path) -> Iterator[str]:
         process.communicate()
 
 
-def wait_for(condition, process, seconds=120):
+def wait_for(condition, process):
     """Wait until a condition holds; fail if the process ends first."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()
+    end = time.monotonic() + PATIENCE
+    while True:
+        has_ended = process.poll() is not None  # before the condition, which its end may fulfil
+        if condition():
+            return
+        assert not has_ended, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.02)
 

@@ -17,7 +17,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, refusal, start, tiny_policy, wait_for
+from conftest import PATIENCE, ROOT, refusal, start, tiny_policy, wait_for
 
 import evaluate
 import loss_over_time_experiment
@@ -301,7 +301,7 @@ def test_interrupt_is_no_error(agent_path, tmp_path):
                     "--env_name", "fruitbot", "--num_eps", "1000")
     wait_for((tmp_path / "rendering.json").exists, process)  # written before the first episode
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1].splitlines()[-1] == "stopped"
+    assert process.communicate(timeout=PATIENCE)[1].splitlines()[-1] == "stopped"
     assert process.returncode == 130
 
 

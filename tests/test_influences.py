@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import figures_drawn, golden_projector, refusal, tiny_policy
+from conftest import ROOT, figures_drawn, golden_projector, refusal, tiny_policy
 from PIL import Image
 from torch import nn
 
@@ -503,6 +503,9 @@ def test_pages_say_what_is_claimed_and_what_is_not(compared):
     single = (stories / "behaviour_00.md").read_text()
     assert "Too few samples for a test (1, but at least 8 are needed); nothing is claimed" in single
     index = (stories / "index.md").read_text()
+    methods = (ROOT / "docs" / "methods.md").read_text()
+    for text in (index, methods.partition("When is an influence claimed?")[2]):
+        assert text.count("four conditions hold") == 1
     assert "64 simulated samples; 2 behaviours; 33 samples without a behaviour" in index
     for path in (stories / "index.md", stories / "behaviour_01.md"):
         assert f"Behaviour 1: {markdown_escaped(NAME)}" in path.read_text()
