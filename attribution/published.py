@@ -85,12 +85,13 @@ def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
     # backgrounds on hard levels, which the file does not say.
     numbers = {name: float(value) for name, value in args.items() if isinstance(value, int | float)}
     scaled = args.get("reward_processing", "none") != "none"
-    game = args.get("env_name") if args.get("env_kind") == "procgen" else None
-    of_procgen = {} if game not in ENV_NAMES else {
-        "env_name": game, "distribution_mode": "hard", "use_backgrounds": True}
+    is_procgen = args.get("env_kind") == "procgen" and args.get("env_name") in ENV_NAMES
     return policy, AgentOrigin(
         reward_scale=None if scaled else numbers.get("reward_scale"),
-        gamma=numbers.get("gamma"), lmbda=numbers.get("lambda"), **of_procgen)
+        use_backgrounds=True if is_procgen else None,
+        gamma=numbers.get("gamma"), lmbda=numbers.get("lambda"),
+        env_name=str(args["env_name"]) if is_procgen else None,
+        distribution_mode="hard" if is_procgen else None)
 
 
 def _weights(params: dict, policy: Policy, path: Path) -> dict[str, torch.Tensor]:
