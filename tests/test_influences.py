@@ -578,7 +578,7 @@ def replace_array(path, array):
 
 @pytest.mark.parametrize(("more", "words"), [
     (["--sample_ids", "0", "to", "70"], "has no sample 64, one of 6 missing"),
-    (["--num_samples", "50"], "there is no file .*clusters_per_sample_50.npy"),
+    (["--num_samples", "50"], "no results for 50 samples, but those for 64; give --num_samples 64"),
     (["--common_timesteps", "1"], "computed with another common_timesteps"),
     (["--common_timesteps", "5"], "have 5 steps, too few for step 5")])
 def test_what_does_not_fit_is_said(folders, capsys, more, words):
