@@ -157,10 +157,9 @@ def main(argv: list[str] | None = None) -> None:
     num_batches = parameters.get(LossOverTimeConfig).num_batches
     batch_size = parameters.get(TrainingConfig).batch_size
     held_out, train = split.held_out, split.train
-    doubt = leakage_reason(run, common.data_dir, len(dataset.episodes))
     if args.unseen:
         held_out = train = np.arange(len(dataset))
-        doubt = ""
+    doubt = leakage_reason(args.model_file, dataset, held_out, assured=args.unseen)
     worlds = recorded_worlds(simulator, dataset, held_out) if args.rendered_worlds else None
     if worlds:
         held_out = np.intersect1d(held_out, dataset.attach_worlds(worlds))

@@ -166,6 +166,7 @@ class ParameterSet:
     """
 
     def __init__(self, name: str, overrides: dict[str, object] | None = None):
+        self._given = frozenset(overrides or {})
         sets = read_yaml(INTERPRETING_CONFIG_FILE)
         file = INTERPRETING_CONFIG_FILE.name
         for needed in (BASE_SET, name):
@@ -192,6 +193,10 @@ class ParameterSet:
                 raise UserError(f"{source}: the section is missing")
         names = [field.name for field in dataclasses.fields(cls)]
         return typed(cls, {key: values[key] for key in names if key in values}, source)
+
+    def is_given(self, cls: type[Section], name: str) -> bool:
+        """Return whether a field of a section is overridden, such as by a flag."""
+        return f"{cls.section}.{name}" in self._given
 
     @property
     def common(self) -> CommonConfig:

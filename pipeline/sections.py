@@ -208,7 +208,7 @@ SECTIONS = (
         "saliency", "What in the frame raises the value, an action or a component?",
         "Gradients through the simulator show which pixels would have raised a function of the "
         "agent some steps later: its value, the log-probability of its action, or a direction of "
-        "its hidden state. Blue raises, red lowers.",
+        "its hidden state. In saliency maps, blue raises and red lowers.",
         "{saliency}; 1 would mean that all functions have the same map.",
         Files("saliency", ("report/saliency_*.png",),
               "From top to bottom: what the agent sees, then the saliency of its value, of its "

@@ -92,7 +92,8 @@ def test_a_converted_agent_computes_what_the_published_network_does(converted):
 
 
 def test_a_converted_file_says_what_is_known_of_its_training(converted, tmp_path):
-    assert read_origin(converted) == AgentOrigin(1.0, True, 0.99, 0.9)
+    assert read_origin(converted) == AgentOrigin(1.0, True, 0.99, 0.9, env_name="coinrun",
+                                                 distribution_mode="hard")
     content = random_checkpoint()
     content["args"] |= {"reward_processing": "normalize", "env_kind": "atari"}
     joblib.dump(content, tmp_path / "scaled.jd")

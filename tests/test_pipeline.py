@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, start, wait_for
+from conftest import PATIENCE, ROOT, start, wait_for
 from PIL import Image
 
 import run_pipeline
@@ -32,7 +32,7 @@ from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
 from pipeline.records import Experiment, find
 from pipeline.report import PAGE_NAME, REPORT, render_document
 from pipeline.sections import page_of
-from pipeline.stage import PathResolver
+from pipeline.stage import PathResolver, number_of
 from pipeline.stages import all_stages
 from stats.effects import check_starts
 from tools import pictures
@@ -384,7 +384,7 @@ def test_a_killed_training_keeps_its_predecessor_and_ends_with_the_pipeline(outp
     process.wait()
     (earlier,) = output.glob("agent_until_*")
     assert (earlier / agent.relative_to(output / "agent")).read_bytes() == content
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE
     with open(Experiment(output).stage_lock_file) as file:
         while True:
             try:
@@ -425,6 +425,18 @@ def test_a_stage_that_fails_says_so_and_goes_on_later(run, output, capsys):
                              "record first")])
 def test_mistakes_are_one_sentence(refused, tmp_path, more, sentence):
     assert sentence in refused(tmp_path / "new", *more)
+
+
+@pytest.mark.parametrize(("unit", "of_one"), [
+    ("edited agents", "1 edited agent"), ("files of data", "1 file of data"),
+    ("layers with named features", "1 layer with named features")])
+def test_results_of_stages_count_one_file_in_the_singular(unit, of_one, tmp_path):
+    result = number_of("*.pth", unit)
+    assert result(tmp_path) == f"0 {unit}"
+    (tmp_path / "a.pth").touch()
+    assert result(tmp_path) == of_one
+    (tmp_path / "b.pth").touch()
+    assert result(tmp_path) == f"2 {unit}"
 
 
 def test_folders_with_other_contents_are_refused(refused, tmp_path, finished):
