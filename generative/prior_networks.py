@@ -24,7 +24,8 @@ _GUIDE_WIDTH = 160
 _STRONGEST = 30.0  # largest weight of the evidence, at which squares are nearly certain
 _SHARPNESS = 8.0  # factor of the logits in the last step, so that squares are nearly certain
 _VIEW_BLOCKS = 6
-_TOTAL_SCALE = 5.0  # largest total evidence of a class, about
+_RIVALS = 10.0  # factor of their weight, which is learned faster than others
+_MOST_CERTAIN = 1 - 1e-6  # largest share of one square in the odds of all, for rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +166,7 @@ class WorldPrior(nn.Module):
                                       time)
         logits = functional.pixel_shuffle(self.out(hidden).float(), 2)
         logits = logits[:, :, :self.num_squares, :self.num_squares].permute(0, 2, 3, 1)
-        return logits + evidence, camera
+        return self._joint(logits + evidence, x, known), camera
 
     def _hidden(self, x: Tensor, evidence: Tensor, camera: Tensor, camera_known: Tensor,
                 time: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,6 +189,10 @@ class WorldPrior(nn.Module):
         near = x[:, :, centre - 1:centre + 2, centre - 1:centre + 2].mean(dim=(2, 3))
         camera = self.globals(torch.cat([middle.mean(dim=(2, 3)), near, camera.to(x)], dim=-1))
         return x, camera.float()
+
+    def _joint(self, logits: Tensor, x: Tensor, known: Tensor) -> Tensor:
+        """Return the logits (B, n, n, K) of squares given those of all others; see ``forward``."""
+        return logits
 
     def _joined(self, x: Tensor) -> Tensor:
         """Join blocks of 2 x 2 squares of maps (B, W, n, n), and append their positions."""
@@ -253,9 +258,10 @@ class WorldPrior(nn.Module):
 class ViewPrior(WorldPrior):
     """Prior over worlds that are the view of a static camera.
 
-    Because such levels are puzzles (all squares of a maze are connected, and there is one cheese),
-    every block of squares attends to all others, and the network knows the total evidence of each
-    class. Phase and velocity are always given.
+    Such levels are puzzles: all squares of a maze are connected, and there is one cheese.
+    Therefore every block of squares attends to all others; and the logit of a class in a square
+    falls with the odds of this class in all other squares, with a learned weight, which is 1 for an
+    object that occurs once. Phase and velocity are always given.
 
     Args:
         num_squares, num_classes: see ``WorldPrior``.
@@ -270,16 +276,31 @@ class ViewPrior(WorldPrior):
         self.inputs = nn.Conv2d(4 * (EMBEDDING + 1 + self.num_classes) + 2, full, 3, padding=1)
         self.blocks = nn.ModuleList(_Residual(full, full, guide) for _ in range(_VIEW_BLOCKS))
         self.attend = nn.ModuleList(_Attention(full) for _ in range(_VIEW_BLOCKS))
+        self.rivals = nn.Parameter(torch.zeros(self.num_classes))  # weight of other squares
 
     def _hidden(self, x: Tensor, evidence: Tensor, camera: Tensor, camera_known: Tensor,
                 time: Tensor) -> tuple[Tensor, Tensor]:
-        alone = evidence.log_softmax(dim=-1)
-        guide = self.time(time, alone.flatten(1, 2).logsumexp(dim=1) / _TOTAL_SCALE)
-        x = self._joined(torch.cat([x, alone.exp().permute(0, 3, 1, 2).to(x)], dim=1))
+        odds = _log_odds(evidence).flatten(1, 2).logsumexp(dim=1)
+        guide = self.time(time, odds / _STRONGEST)
+        x = self._joined(torch.cat([x, evidence.softmax(dim=-1).permute(0, 3, 1, 2).to(x)], dim=1))
         x = self.inputs(x)
         for block, attend in zip(self.blocks, self.attend):
             x = attend(block(x, guide))
         return x, camera
+
+    def _joint(self, logits: Tensor, x: Tensor, known: Tensor) -> Tensor:
+        given = _STRONGEST * (x.float().permute(0, 2, 3, 1) @ self.embedding.T)
+        odds = _log_odds(torch.where(known[:, 0, ..., None] > 0, given, logits)).flatten(1, 2)
+        others = odds.logsumexp(dim=1, keepdim=True) + torch.log1p(
+            -odds.softmax(dim=1).clamp(max=_MOST_CERTAIN))
+        return logits - _RIVALS * self.rivals * others.unflatten(1, logits.shape[1:3])
+
+
+def _log_odds(logits: Tensor) -> Tensor:
+    """Return the log-odds of each class (…, K)."""
+    itself = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    others = logits[..., None, :].masked_fill(itself, -math.inf).logsumexp(dim=-1)
+    return (logits - others).clamp(-_STRONGEST, _STRONGEST)
 
 
 class StartPrior(nn.Module):
