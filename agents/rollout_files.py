@@ -70,7 +70,8 @@ FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
 # Patterns of the files that are read from a data folder; videos are never read.
 PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.*")
 RECORDING = Schema("a recording", "record.py", {
-    "index": Entry("idx_to_episode.csv", File()), "array": Entry("episode_{:0>5}/{}.npy", File()),
+    "index": Entry("idx_to_episode.csv", File()), "array": Entry(
+        "episode_{:0>5}/{}.npy", File(), choices=("ob", "hx", "lp")),
     "steps": Entry("data_gen_model_{:0>5}.csv", File()),
     "waiting_steps": Entry(".steps_{:0>5}.csv", File()),  # until their global steps are known
     "video": Entry("sample_{:0>5}.mp4", File()),

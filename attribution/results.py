@@ -81,7 +81,8 @@ from attribution.layers import Bottleneck
 from attribution.reduction import Reducer
 from attribution.trajectories import FIELDS, Trajectories
 from common.errors import UserError
-from common.files import TEMPORARY_SUFFIX, read_description, remove_folder, save_json, sha256
+from common.files import TEMPORARY_SUFFIX, read_description, save_json, sha256
+from common.folders import remove_folder
 from common.results import Array, Entry, Json, Npy, Npz, ResultStore, Schema
 from common.shards import first_difference
 

@@ -22,17 +22,17 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TypeVar
 
 from common.errors import UserError
 from common.files import TEMPORARY_SUFFIX, read_description, save_json
-from common.locks import FolderLock
+from common.locks import LOCK_NAME, FolderLock
 
 NOTES_NAME = ".shards"
-_NOTE = "shard.json"
+_NOTE, _JOINING = "shard.json", "joining_"
+_STATE = re.compile(r"(\d{1,6})_of_(\d{1,6})")  # name of the folder of a shard's state
 DIVIDED = "divided"  # key of the settings that determine how the work is divided
-NOTE_PATTERN = f"{NOTES_NAME}*/*/*"
 
 Item = TypeVar("Item")
 
@@ -69,6 +69,13 @@ def shard(text: str) -> Shard:
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(f"must be 1/4, 2/4, 3/4 or 4/4, for example, not {text}")
     return Shard(int(match[1]), int(match[2]))
+
+
+def is_note(path: PurePath) -> bool:
+    """Return whether a relative path is that of a file in which a shard keeps its state."""
+    return (len(path.parts) == 3 and path.parts[0].startswith(NOTES_NAME)
+            and bool(_STATE.fullmatch(path.parts[1]) or path.parts[1].startswith(_JOINING))
+            and (path.name in (_NOTE, LOCK_NAME) or path.parts[1].startswith(_JOINING)))
 
 
 def add_shard_flags(parser: argparse.ArgumentParser, what: str) -> None:
@@ -243,7 +250,7 @@ class ShardNotes:
             return
         try:
             settings = self.settings()
-            make(settings, Path(tempfile.mkdtemp(prefix="joining_", dir=self._path)))
+            make(settings, Path(tempfile.mkdtemp(prefix=_JOINING, dir=self._path)))
         except (FileNotFoundError, UserError):
             if self.exist() or not is_joined():  # otherwise another process has joined meanwhile
                 raise

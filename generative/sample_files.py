@@ -58,6 +58,9 @@ class SampleFormat(NpyFolder):
     ``read`` returns only the arrays; ``SampleFolder.origin`` returns the origin.
     """
 
+    def file_names(self) -> tuple[str, ...]:
+        return (*super().file_names(), _ORIGIN_NAME)
+
     def write(self, path: Path, value: Mapping) -> None:
         super().write(path, {name: array for name, array in value.items() if name != "origin"})
         if "origin" in value:
