@@ -347,7 +347,9 @@ class Entry:
             elif width:
                 part = rf"\d{{{width[1]}}}|[1-9]\d{{{width[1]},}}"
             elif part == "{}":
-                part = r"(?!\.)[^/]*"
+                before = parts[place - 1]  # the parts are texts and placeholders in turn
+                begins_name = before.endswith("/") or (place == 1 and not before)
+                part = r"(?!\.)[^/]*" if begins_name else "[^/]*"
             else:
                 part = re.escape(part)
             last = f"(?:{part}){last}"

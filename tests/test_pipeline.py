@@ -28,6 +28,7 @@ from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.comparison import comparison_store
 from pipeline import code_closure
 from pipeline import stage as stage_module
+from pipeline.outputs import is_named
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
 from pipeline.records import Experiment, find
 from pipeline.report import PAGE_NAME, REPORT, render_document
@@ -355,16 +356,20 @@ def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finish
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_file_that_no_stage_wrote_is_not_deleted(refused, output, is_killed):
-    """Unrecorded files of a killed stage are recognised by their modification times."""
+    """Unrecorded files of a killed stage are recognised by their names, and by modification times
+    during its run."""
     experiment, folder = Experiment(output), output / "analysis" / "attribution" / "table"
     record = experiment.record("attribution_table")
     if is_killed:
         record = dataclasses.replace(record, status="running", outputs={})
         experiment.save("attribution_table", record)
-    files = folder / ".hidden", folder / "old.txt"
+    files = folder / ".hidden", folder / "notes.csv", folder / "findings.png"
     for file in files:
         file.write_text("my thoughts")
-    os.utime(files[1], (0, 0))  # a copy of an old file
+    during = experiment.last_at_work("attribution_table")
+    for file in (*files[:2], *folder.glob("[ft]*.[cm]*"), folder / "settings.json"):
+        os.utime(file, (during, during))
+    os.utime(files[2], (0, 0))  # a copy of an old file
     for file in files:
         sentence = refused(output, "--only", "evaluate", "attribution_table", "--force")
         assert f"{file} was not written by the pipeline" in sentence
@@ -373,6 +378,16 @@ def test_a_file_that_no_stage_wrote_is_not_deleted(refused, output, is_killed):
         file.unlink()
     (folder / "link").symlink_to(output / "evaluation.json")
     assert "link was not written" in refused(output, "--only", "attribution_table", "--force")
+
+
+def test_every_file_of_a_stage_has_a_name_of_its_script(finished):
+    """The pipeline deletes no other files of interrupted stages."""
+    for stage in STAGES:
+        names = [*map(Path, Experiment(finished).record(stage.name).outputs)]
+        assert names and all(is_named(stage, finished, name) for name in names), stage.name
+        for name in names:
+            for other in ("notes.txt", f".{name.name}", "mine/notes.csv"):
+                assert not is_named(stage, finished, name.parent / other), stage.name
 
 
 def test_a_killed_training_keeps_its_predecessor_and_ends_with_the_pipeline(output):
