@@ -467,6 +467,11 @@ def sha256(path: Path, what: str = "file") -> str:
     return hashlib.sha256(read_bytes(path, what)).hexdigest()
 
 
+def is_sha256(value: object) -> bool:
+    """Return whether a value read from a file has the form of a SHA-256 digest."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect numerical results."""
     result = {"python": platform.python_version(), "torch": str(torch.__version__),

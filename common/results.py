@@ -263,7 +263,7 @@ class ResultStore:
         """
         require_equal(stored, settings, self._informative, f"{self.path} holds shards",
                       "give --join with their flags")
-        del stored[DIVIDED]
+        stored.pop(DIVIDED, None)
         save_json(self.settings_file, stored, through=through)
 
     def ownership(self) -> Callable[[PurePath], bool]:
@@ -372,7 +372,7 @@ class ResultStore:
             UserError: if a shard is missing or unfinished; the message names it.
         """
         def write(settings: dict, through: Path) -> None:
-            make(settings.pop(DIVIDED))
+            make(settings.pop(DIVIDED, {}))
             save_json(self.settings_file, settings, through=through)
 
         ShardNotes(self.path).join(
