@@ -183,9 +183,9 @@ class BehaviourPages:
         pages = []
         for group in with_progress(self._groups, len(self._groups), "page"):
             pages.append(folder / f"{file_stem(group)}.md")
-            pages[-1].write_text(self._page(group, folder, final))
+            pages[-1].write_text(self._page(group, folder, final), encoding="utf-8")
         pages.append(folder / INDEX_NAME)
-        pages[-1].write_text(self._index())
+        pages[-1].write_text(self._index(), encoding="utf-8")
         return pages
 
     def _title(self, group: int | str) -> str:

@@ -76,15 +76,16 @@ def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
         if not isinstance(content.get(name), dict):
             raise UserError(f"the {WHAT} {path} has no dictionary '{name}'")
     args, params = content["args"], content["params"]
-    if args.get("cnn") != "clear" or args.get("use_lstm"):
+    if args.get("cnn") != "clear" or args.get("use_lstm") not in (None, False, 0):
         raise UserError(f"the {WHAT} {path} holds the network '{args.get('cnn')}' (entry 'cnn'), "
                         f"with use_lstm={args.get('use_lstm')!r}, not 'clear' without an LSTM")
     policy = build_policy("clear", 1, recurrent=False, learned_initial_state=False)
     policy.load_state_dict(_weights(params, policy, path))
     # Arguments of unexpected type are left out. The article's Procgen agents were trained with
     # backgrounds on hard levels, which the file does not say.
-    numbers = {name: float(value) for name, value in args.items() if isinstance(value, int | float)}
-    scaled = args.get("reward_processing", "none") != "none"
+    numbers = {name: float(value) for name, value in args.items()
+               if isinstance(value, int | float) and math.isfinite(value)}
+    scaled = str(args.get("reward_processing", "none")) != "none"
     is_procgen = args.get("env_kind") == "procgen" and args.get("env_name") in ENV_NAMES
     return policy, AgentOrigin(
         reward_scale=None if scaled else numbers.get("reward_scale"),

@@ -19,13 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.files import (
-    TEMPORARY_SUFFIX,
-    make_temporary_folder,
-    read_description,
-    save_json,
-    versions,
-)
+from common.files import TEMPORARY_SUFFIX, read_description, save_json, versions
+from common.folders import make_hidden_folder
 from common.locks import LOCK_NAME, FolderLock
 from common.results import ResultStore
 from common.schemas import Schema
@@ -148,7 +143,7 @@ class StepResults:
             FolderInUse: if another process computes the same results.
         """
         hidden = self.path / f".{self.number}{TEMPORARY_SUFFIX}"
-        make_temporary_folder(hidden)
+        make_hidden_folder(hidden)
         self._lock = FolderLock(hidden)
         self._steps = ResultStore(hidden, self.schema)
         self._settings = json.loads(json.dumps(  # convert tuples to lists as JSON does

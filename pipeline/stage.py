@@ -21,7 +21,7 @@ from agents.config import load_agent_config
 from agents.run_folder import newest_run
 from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
-from common.config import SETTINGS_NAME
+from common.config import SETTINGS_NAME, check_entries
 from common.errors import UserError
 from common.files import read_array, read_description
 from common.parameters import AnalysisFolders, ParameterSet, flattened
@@ -211,8 +211,9 @@ def success_rate(path: str) -> Callable[[Path], str]:
     Args:
         path: output file of evaluate.py, relative to the output folder.
     """
-    return lambda output: (
-        f"{100 * read_description(output / path)['success_rate']:.1f} % of levels solved")
+    kinds = {"success_rate": float}
+    return lambda output: "{:.1f} % of levels solved".format(100 * check_entries(
+        read_description(output / path), kinds, path, kinds)["success_rate"])
 
 
 def hidden_state_variance(output: Path) -> str:

@@ -450,7 +450,8 @@ def figures_drawn():
     figures, save = {}, Figure.savefig
 
     def keep(figure, path, **more):
-        figures[Path(path).name.removeprefix(".").replace(TEMPORARY_SUFFIX, "")] = figure
+        name = re.sub(rf"{re.escape(TEMPORARY_SUFFIX)}_\w+", "", Path(path).name)
+        figures[name.removeprefix(".")] = figure
         save(figure, path, **more)
 
     with pytest.MonkeyPatch.context() as patch:
