@@ -62,8 +62,8 @@ _SCHEMAS: dict[str, Mapping[str, Schema]] = {
     "train": {"procgen/{}/{}/{}/": _named(
         LOG_NAME, CARD_NAME, SETTINGS_NAME, RESUME_NAME, "model_{:0>1}.pth", _EVENTS)},
     "train_gen_model": {"results/{}/{}/": _named(
-        PROGRESS_NAME, SETTINGS_NAME, WORLDS_NAME, EPISODES_NAME, "model_epoch{:0>1}_batch{:0>1}.pt",
-        "recons_v_preds/batch_{:0>7}.mp4", _EVENTS)},
+        PROGRESS_NAME, SETTINGS_NAME, WORLDS_NAME, EPISODES_NAME,
+        "model_epoch{:0>1}_batch{:0>1}.pt", "recons_v_preds/batch_{:0>7}.mp4", _EVENTS)},
     "plot_training_csv": {  # next to the logs
         "agent/procgen/{}/{}/{}/": _named("plot.png", "plot_for_fig.png"),
         "simulator/results/{}/{}/": _named("plot.png")},
