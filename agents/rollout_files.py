@@ -187,7 +187,7 @@ class RolloutFolder(ResultStore):
             files, known = self.files_of(number), stored.get(str(number))
             stats = [path.stat() for path in files]
             size, newest = sum(s.st_size for s in stats), max(s.st_mtime_ns for s in stats)
-            if not is_digest(known) or known[0] != size or newest > stored_at:
+            if known is None or not is_digest(known) or known[0] != size or newest > stored_at:
                 known = [size, file_sha256(files)]
                 if stored.get(str(number), known) != known:
                     logger.warning("%s: episode %d changed after the recording was finished",
