@@ -228,7 +228,7 @@ def at_once(seconds=10):
         signal.signal(signal.SIGALRM, earlier)
 
 
-READERS = {
+FILE_READERS = {
     "digest": lambda path: file_sha256([path]), "json": read_json, "yaml": read_yaml,
     "array": read_array, "arrays": lambda path: read_arrays(path, "file"),
     "tensors": lambda path: load_tensors(path, "file"), "patches": read_patch_file,
@@ -237,14 +237,14 @@ READERS = {
     "world": lambda path: read_world(path.parent, 8), "joblib": lambda path: read_joblib(path, "x")}
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", FILE_READERS)
 def test_pipes_and_devices_are_not_read(name, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for target in (tmp_path / "pipe", "/dev/zero"):
         path = tmp_path / "world_00008.png"
         path.symlink_to(target)
         with at_once(), pytest.raises(UserError):
-            READERS[name](path)
+            FILE_READERS[name](path)
         path.unlink()
 
 
