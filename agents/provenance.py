@@ -17,6 +17,7 @@ import hashlib
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeGuard
 
 from agents.agent_file import load_agent, weights_sha256
 from common.errors import UserError
@@ -79,7 +80,7 @@ def check_agent(found: object, agent: Path | str | None, made: str, way_out: str
         raise UserError(f"{made} with an agent other than {name}; {way_out}")
 
 
-def is_digest(stored: object) -> bool:
+def is_digest(stored: object) -> TypeGuard[list]:
     """Return whether an entry of CONTENTS has the right form, so that it may be trusted."""
     return (isinstance(stored, list) and len(stored) == 2 and type(stored[0]) is int
             and is_sha256(stored[1]))
