@@ -122,6 +122,13 @@ def test_worlds_of_moved_cheese_are_those_of_the_recording(recording):
     real = np.stack([folder.world(*place) for place in zip(worlds.episodes, worlds.rows)])
     quality = psnr(drawn, torch.from_numpy(real / np.float32(255)).permute(0, 3, 1, 2))
     assert quality.min() > 34, quality
+    # The mouse hides parts of squares.
+    frames = np.stack([folder.array_files(episode).frames.rows(row, row + 1)[0]
+                       for episode, row in zip(worlds.episodes, worlds.rows)])
+    seen = torch.from_numpy(frames / np.float32(255))
+    read, known = images.read(seen, torch.zeros(len(seen), 2), 15)
+    wrong = (read.squares.numpy() != worlds.squares).sum(axis=(1, 2))
+    assert known.all() and (wrong == 0).mean() > 0.95, wrong
     again, same = fit_worlds(folder, range(3), 15, images)
     assert again is images and np.array_equal(same.squares, worlds.squares[:len(same.squares)])
 
