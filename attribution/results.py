@@ -231,7 +231,7 @@ def read_features(path: Path, layer: str) -> LayerFeatures:
     digest = hashlib.sha256()
     for name in names[:2]:
         digest.update(sha256(store.file_of(name)).encode())
-    digest.update(str(settings["baseline"]).encode())
+    digest.update(str(settings.get("baseline")).encode())
     return LayerFeatures(layer, settings, Reducer(directions, signed), mean_activations,
                          observations, digest.hexdigest())
 
@@ -245,7 +245,7 @@ def _feature_settings(path: Path) -> dict:
     settings = read_description(path)
     if not settings:
         return {}
-    settings = check_entries(settings, _SETTING_TYPES, path, needed=("baseline",))
+    settings = check_entries(settings, _SETTING_TYPES, path)
     if _FACTS in settings:
         settings[_FACTS] = check_entries(settings[_FACTS], _FACT_TYPES, f"{path}, '{_FACTS}'",
                                          needed=("grid",))
