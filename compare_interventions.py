@@ -4,9 +4,9 @@ behaviour.
 The same levels (or, with --in_simulator, the same simulated starts) are played with and without
 each alteration, and with controls: alterations of random directions of equal size, or patches of
 the same kind with random vectors, channels or cells. If patches are given, directions are altered
-only if --directions or --swaps is also given. A killed run resumes after its last finished
-alteration; directions, patches and controls can be added to a finished run. With --scan, every part
-of a layer is patched in turn, in single frames instead of whole runs.
+only if --directions, --ablations or --swaps is also given. A killed run resumes after its last
+finished alteration; directions, patches and controls can be added to a finished run. With --scan,
+every part of a layer is patched in turn, in single frames instead of whole runs.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ from generative.sampling import SamplingPlan, simulated_starts
 from interventions.ablations import RESAMPLE, ablation_conditions
 from interventions.comparison import (
     COMPARISON,
+    ConditionSet,
     Testbed,
     real_levels,
     run_comparison,
     write_joined_results,
 )
 from interventions.conditions import add_comparison_flags, patch_conditions, swap_conditions
-from interventions.config import DirectionFilesConfig, DirectionsConfig
+from interventions.config import DirectionsConfig
 from interventions.flags import (
     add_alter_from_flag,
     add_direction_flags,
+    direction_episodes,
     directions_folder,
     patch_arms,
     patched_precision,
@@ -137,29 +139,9 @@ def main(argv: list[str] | None = None) -> None:
             args.num_episodes, args.seed, args.num_envs, edit,
             {**region_described(edit), "from_step": args.alter_from_step})
     sets = []
-    if not args.scan and (not arms or explicit & {"directions", "swaps"}):
-        projector, matrices = Projector.load_for(
-            policy.hidden_state_size, directions_folder(args, parameters),
-            parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
-        directions = (parameters.get(DirectionsConfig).ids()
-                      if not arms or "directions" in explicit else ())
-        from_step = 0 if args.in_simulator else args.alter_from_step
-        sources = None
-
-        def moved(patches: Sequence[Patch]) -> float:
-            return float(testbed.run(patches, {STATE: projector.std}).moved)
-
-        if directions and RESAMPLE in args.ablations:
-            sources = hidden_state_results(
-                directions_folder(args, parameters),
-                parameters.get(DirectionFilesConfig).num_episodes).read("sources")
-        ablated = ablation_conditions(directions, args.ablations, args.num_controls, projector,
-                                      sources, moved, compute.device, from_step, args.seed)
-        swapped = swap_conditions(args.swaps, args.num_controls, projector, compute.device,
-                                  from_step)
-        sets += [dataclasses.replace(group, settings={**group.settings,
-                                                      "matrices_sha256": matrices})
-                 for group in (ablated, swapped) if group.conditions]
+    if not args.scan and (not arms or explicit & {"directions", "ablations", "swaps"}):
+        sets = direction_sets(args, parameters, testbed, compute, with_ablations=not arms or bool(
+            explicit & {"directions", "ablations"}))
     references = args.reference_size, args.reference_seed
     settings = {
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
@@ -177,6 +159,30 @@ def main(argv: list[str] | None = None) -> None:
     run_comparison(store, testbed, sets, settings,
                    f"{args.agent_file.name} on {args.num_episodes} {where}, the same for every "
                    f"alteration; {acts}", wording, args.overwrite, args.shard)
+
+
+def direction_sets(args: argparse.Namespace, parameters: ParameterSet, testbed: Testbed,
+                   compute: Compute, with_ablations: bool) -> list[ConditionSet]:
+    """Return the ablations and swaps of independent components that the flags specify, with their
+    controls. Each ablation is played once to measure how far it moves the state."""
+    folder = directions_folder(args, parameters)
+    number = direction_episodes(args, parameters, "--num_direction_episodes")
+    projector, matrices = Projector.load_for(testbed.policy.hidden_state_size, folder, number,
+                                             args.agent_file)
+    directions = parameters.get(DirectionsConfig).ids() if with_ablations else ()
+    sources = (hidden_state_results(folder, number).read("sources")
+               if directions and RESAMPLE in args.ablations else None)
+    from_step = 0 if args.in_simulator else args.alter_from_step
+
+    def moved(patches: Sequence[Patch]) -> float:
+        return float(testbed.run(patches, {STATE: projector.std}).moved)
+
+    sets = (
+        ablation_conditions(directions, args.ablations, args.num_controls, projector, sources,
+                            moved, compute.device, from_step, args.seed),
+        swap_conditions(args.swaps, args.num_controls, projector, compute.device, from_step))
+    return [dataclasses.replace(each, settings={**each.settings, "matrices_sha256": matrices})
+            for each in sets if each.conditions]
 
 
 def in_simulator(args: argparse.Namespace, parameters: ParameterSet,

@@ -155,7 +155,8 @@ def main(argv: list[str] | None = None) -> None:
         for name, table in tables.items():
             write_table(folder / f"{name}.csv", table)
         plot(tables, curves, names).savefig(folder / "checks.png", dpi=DPI)
-        (folder / "report.md").write_text(report(description, tables))
+        (folder / "report.md").write_text(report(description, tables),
+                                           encoding="utf-8")
     print(f"wrote {args.output_dir / 'report.md'}")
 
 

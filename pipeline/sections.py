@@ -74,9 +74,7 @@ ATTRIBUTIONS = Section(
           "The output as cells are deleted, or inserted, in the order of their attribution."),
     "Look for curves that fall (deletion) or rise (insertion) faster than the random order, and "
     "for signs that are right more often than by chance.",
-    "When an object is hidden, attribution predicts the sign of the value's change in 71 % of the "
-    "cases, and saliency through the simulator in 58 %. Ablating a feature changes the value by a "
-    "fifth of its attribution.",
+    "Ablating a feature changes the value by a fifth of its attribution.",
     (Files("attribution_checks", (f"{ATTRIBUTION}/checks/report.md", f"{ATTRIBUTION}/checks/*.png"),
            "All checks: completeness, deletion and insertion, objects removed from the real game.",
            3),
@@ -209,7 +207,7 @@ SECTIONS = (
         "saliency", "What in the frame raises the value, an action or a component?",
         "Gradients through the simulator show which pixels would have raised a function of the "
         "agent some steps later: its value, the log-probability of its action, or a direction of "
-        "its hidden state. Blue raises, red lowers.",
+        "its hidden state. In saliency maps, blue raises and red lowers.",
         "{saliency}; 1 would mean that all functions have the same map.",
         Files("saliency", ("report/saliency_*.png",),
               "From top to bottom: what the agent sees, then the saliency of its value, of its "
