@@ -13,10 +13,10 @@ writes an agent file, control_<number>_blind_to_<hazard>.pth, which attribution.
 compares with the edit (--control_files).
 
 candidates.csv has one row per tried edit, with the columns hazard, control (number of the random
-features; -1 for the features), layer, features (numbers of the
-features ablated together, from 0), strength, levels (number of levels), by_hazard_before and
-by_hazard (failures caused by the hazard, without and with the edit), by_others_before and by_others
-(failures by other causes), and chosen (whether the edit was written).
+features; -1 for the features), layer, features (numbers of the features ablated together, from 0),
+strength, levels (number of levels), by_hazard_before and by_hazard (failures caused by the hazard,
+without and with the edit), by_others_before and by_others (failures by other causes), and chosen
+(whether the edit was written).
 
 Measure the effects of the edits on other levels, with attribution.failure_causes. A killed run
 resumes after the last episode.
@@ -132,7 +132,8 @@ def main(argv: list[str] | None = None) -> None:
     table = args.output_dir / TABLE
     check_output(table, lambda path: b"by_hazard_before" in read_bytes(path).partition(b"\n")[0],
                  args.overwrite, "--output_dir")
-    agents = {hazard.name: args.output_dir / f"blind_to_{hazard.name}.pth" for hazard in hazards}
+    agents = {(hazard.name, control): args.output_dir / file_name(hazard.name, control)
+              for hazard in hazards for control in range(-1, args.num_controls)}
     for path in agents.values():
         check_output(path, lambda path: read_origin(path).edited_from is not None, args.overwrite,
                      "--output_dir")
@@ -149,6 +150,7 @@ def main(argv: list[str] | None = None) -> None:
                 for bottleneck in find_bottlenecks(run_of(original).policy, names)}
     levels = Levels(config, compute, list(enumerate(config.draw_levels(
         args.num_episodes, args.seed))), args.seed, args.num_envs)
+
     @functools.cache
     def activations() -> dict[str, Tensor]:
         reference = played_reference(run_of(original).policy, compute, config,
@@ -174,9 +176,7 @@ def main(argv: list[str] | None = None) -> None:
             rows += [{"hazard": hazard.name, "control": control, **trial,
                       "features": " ".join(map(str, trial["features"])), "chosen": trial is best}
                      for trial in trials]
-            path = agents[hazard.name]
-            if control >= 0:
-                path = path.with_name(f"control_{control:03d}_{path.name}")
+            path = agents[hazard.name, control]
             save_agent(path, with_edits(load_agent(args.agent_file), [make(
                 best["layer"], best["features"], best["strength"])]),
                        origin=dataclasses.replace(origin, edited_from=root))
@@ -185,13 +185,19 @@ def main(argv: list[str] | None = None) -> None:
     write_table(table, pd.DataFrame(rows))
 
 
+def file_name(hazard: str, control: int) -> str:
+    """Return the name of the edited agent's file; ``control`` is -1 if the features are its own."""
+    name = f"blind_to_{hazard}.pth"
+    return name if control < 0 else f"control_{control:03d}_{name}"
+
+
 def report(path: Path, best: Mapping[str, Any], hazard: str) -> None:
     """Print the best edit of a search, which was written to ``path``."""
     print(f"wrote {path}: features {', '.join(map(str, best['features']))} of {best['layer']} "
               f"ablated at strength {best['strength']:g}; fails {best['by_hazard']} of "
-          f"{best['levels']} levels because of {hazard} (before the edit: "
-          f"{best['by_hazard_before']}) and {best['by_others']} for other causes (before: "
-          f"{best['by_others_before']})")
+              f"{best['levels']} levels because of {hazard} (before the edit: "
+              f"{best['by_hazard_before']}) and {best['by_others']} for other causes (before: "
+              f"{best['by_others_before']})")
 
 
 def play(store: ResultStore, levels: Levels, condition: Condition[Run],

@@ -333,7 +333,13 @@ def test_a_planted_edit_is_found_and_written(folder, tmp_path, capsys):
 def test_random_features_are_searched_in_the_same_way(folder, tmp_path):
     """The planted feature is found, and the best of as many random edits breaks nothing."""
     output = tmp_path / "edits"
-    assert choose_edits.main([*arguments(folder, output), "--num_controls", "2"]) == 0
+    output.mkdir()
+    foreign = output / "control_001_blind_to_saw.pth"
+    foreign.write_bytes(b"a file of the user")
+    given = [*arguments(folder, output), "--num_controls", "2"]
+    assert choose_edits.main(given) == 2 and foreign.read_bytes() == b"a file of the user"
+    foreign.unlink()
+    assert choose_edits.main(given) == 0
     tried = pd.read_csv(output / "candidates.csv").set_index("control")
     policy = load_agent(folder / "model.pth")
     drawn = []
