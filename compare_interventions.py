@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from agents.agent_file import load_agent
 from agents.config import add_env_flags, env_config
@@ -170,8 +171,12 @@ def direction_sets(args: argparse.Namespace, parameters: ParameterSet, testbed: 
     projector, matrices = Projector.load_for(testbed.policy.hidden_state_size, folder, number,
                                              args.agent_file)
     directions = parameters.get(DirectionsConfig).ids() if with_ablations else ()
-    sources = (hidden_state_results(folder, number).read("sources")
-               if directions and RESAMPLE in args.ablations else None)
+    digests: dict[str, Any] = {"matrices_sha256": matrices}
+    sources = None
+    if directions and RESAMPLE in args.ablations:
+        results = hidden_state_results(folder, number)
+        sources = results.read("sources")
+        digests["sources_sha256"] = sha256(results.file("sources"))
     from_step = 0 if args.in_simulator else args.alter_from_step
 
     def moved(patches: Sequence[Patch]) -> float:
@@ -181,7 +186,7 @@ def direction_sets(args: argparse.Namespace, parameters: ParameterSet, testbed: 
         ablation_conditions(directions, args.ablations, args.num_controls, projector, sources,
                             moved, compute.device, from_step, args.seed),
         swap_conditions(args.swaps, args.num_controls, projector, compute.device, from_step))
-    return [dataclasses.replace(each, settings={**each.settings, "matrices_sha256": matrices})
+    return [dataclasses.replace(each, settings={**each.settings, **digests})
             for each in sets if each.conditions]
 
 

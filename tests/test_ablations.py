@@ -15,7 +15,7 @@ from agents.hooks import batch_info, patched
 from agents.patch import BatchInfo
 from agents.provenance import weights_sha256
 from common.errors import UserError
-from common.files import save_json
+from common.files import save_json, sha256
 from interventions import comparison
 from interventions.ablations import ABLATIONS, FROZEN, MEAN, RESAMPLE, ablation_conditions
 from interventions.hidden_states_folder import hidden_state_results, matrix_files
@@ -117,13 +117,14 @@ def counted(tmp_path_factory):
         "--agent_file", path / "agent.pth", "--interpreting_params_name", "tiny",
         "--precomputed_analysis_data_path", path / "m", "--env_name", "fruitbot",
         "--num_episodes", 10, "--num_controls", 2, "--directions", 0, 1, "--ablations", MEAN,
-        FROZEN, "--precision", "float32", "--device", "cpu", "--output_dir", path / "out")))) == 0
+        RESAMPLE, FROZEN, "--precision", "float32", "--device", "cpu", "--output_dir", path / "out")))) == 0
     return comparison.comparison_store(path / "out")
 
 
 def test_planted_component_matters_and_another_does_not(counted):
     table = pd.read_csv(counted.file_of("effects")).set_index(["arm", "outcome"])
-    for kind, name in ((MEAN, "{}_mean"), (FROZEN, "{}_to_None")):
+    # The recorded states have the coordinate 0 in all steps, which is the mean.
+    for kind, name in ((MEAN, "{}_mean"), (RESAMPLE, "{}_resample"), (FROZEN, "{}_to_None")):
         counts = comparison.read_runs(counted, f"ic_{name.format(0)}")
         never = kind == FROZEN  # held at the count of step 0
         for run in np.split(counts.actions, np.cumsum(counts.lengths)[:-1]):
@@ -143,3 +144,5 @@ def test_report_names_ablations_and_sizes(counted):
     assert "| IC 0 at its mean |" in text and "| IC 1 frozen |" in text and "nan" not in text
     settings = json.loads((counted.path / "settings.json").read_text())
     assert settings["arms"]["ic_1_mean"] == {"ablation": MEAN, "component": 1}
+    assert settings["sources_sha256"] == sha256(
+        hidden_state_results(counted.path.parent / "m", 12).file("sources"))
