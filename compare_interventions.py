@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from agents.agent_file import load_agent
 from agents.config import add_env_flags, env_config
-from agents.layers import STATE
-from agents.patch import Patch
 from agents.provenance import agent_sha256
 from agents.rollout_files import RolloutFolder
 from common.cli import Parser, add_compute_flags, add_parameter_set_flag, count, environments, seed
@@ -141,7 +138,7 @@ def main(argv: list[str] | None = None) -> None:
             {**region_described(edit), "from_step": args.alter_from_step})
     sets = []
     if not args.scan and (not arms or explicit & {"directions", "ablations", "swaps"}):
-        sets = direction_sets(args, parameters, testbed, compute, with_ablations=not arms or bool(
+        sets = direction_sets(args, parameters, testbed, with_ablations=not arms or bool(
             explicit & {"directions", "ablations"}))
     references = args.reference_size, args.reference_seed
     settings = {
@@ -163,9 +160,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def direction_sets(args: argparse.Namespace, parameters: ParameterSet, testbed: Testbed,
-                   compute: Compute, with_ablations: bool) -> list[ConditionSet]:
+                   with_ablations: bool) -> list[ConditionSet]:
     """Return the ablations and swaps of independent components that the flags specify, with their
-    controls. Each ablation is played once to measure how far it moves the state."""
+    controls."""
     folder = directions_folder(args, parameters)
     number = direction_episodes(args, parameters, "--num_direction_episodes")
     projector, matrices = Projector.load_for(testbed.policy.hidden_state_size, folder, number,
@@ -178,14 +175,11 @@ def direction_sets(args: argparse.Namespace, parameters: ParameterSet, testbed: 
         sources = results.read("sources")
         digests["sources_sha256"] = sha256(results.file("sources"))
     from_step = 0 if args.in_simulator else args.alter_from_step
-
-    def moved(patches: Sequence[Patch]) -> float:
-        return float(testbed.run(patches, {STATE: projector.std}).moved)
-
     sets = (
         ablation_conditions(directions, args.ablations, args.num_controls, projector, sources,
-                            moved, compute.device, from_step, args.seed),
-        swap_conditions(args.swaps, args.num_controls, projector, compute.device, from_step))
+                            testbed, from_step, args.seed),
+        swap_conditions(args.swaps, args.num_controls, projector, testbed.policy.device,
+                        from_step))
     return [dataclasses.replace(each, settings={**each.settings, **digests})
             for each in sets if each.conditions]
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -40,7 +40,7 @@ from torch import Tensor
 from agents.layers import STATE
 from agents.patch import Patch, PatchContext, PatchFn, Selection
 from common.errors import UserError
-from interventions.comparison import ConditionSet, PatchedCondition
+from interventions.comparison import ConditionSet, PatchedCondition, Testbed
 from interventions.flags import swap_name
 from interventions.patches import ChangeState
 from interventions.projector import Projector
@@ -106,10 +106,10 @@ class SetCoordinate(Patch):
 
 
 def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_controls: int,
-                        projector: Projector, sources: np.ndarray | None,
-                        measure: Callable[[Sequence[Patch]], float], device: torch.device | str,
+                        projector: Projector, sources: np.ndarray | None, testbed: Testbed,
                         from_step: int, seed: int) -> ConditionSet:
-    """Return one condition per kind of ablation and component, then the controls.
+    """Return one condition per kind of ablation and component, then the controls. Each ablation is
+    played once to measure its distance.
 
     Ablations of one kind share controls if their distances differ by at most a quarter from the
     geometric mean of the smallest and the largest of them, which is the controls' distance.
@@ -120,9 +120,7 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
         num_controls: number of controls of each ablation.
         projector: projector onto the components.
         sources: coordinates of the recorded states (N, k), needed for RESAMPLE.
-        measure: function that plays with patches of the state, and returns by how much they move it
-            (``ArmRuns.moved``).
-        device: device of the states.
+        testbed: where the ablations are played.
         from_step: first step of an episode that is ablated, from 0.
         seed: seed of the resampled states.
 
@@ -134,12 +132,14 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
     if repeated := [number for number in directions if list(directions).count(number) > 1]:
         raise UserError(f"the component {repeated[0]} is given twice")
     turns = [projector.turned(turn) for turn in range(num_controls)]
+    std = {STATE: projector.std}
 
     def patch_of(kind: str, turned: Projector, distance: float | None = None) -> Patch:
         """Return the patch that ablates component 0 of a projector, or its control."""
         steps, recorded = (from_step, None), None
         if kind == FROZEN and distance is None:
-            return ChangeState(turned.swapped_step([0], [None], "ica", device), steps=steps)
+            return ChangeState(turned.swapped_step([0], [None], "ica", testbed.policy.device),
+                               steps=steps)
         if kind == RESAMPLE:
             assert sources is not None
             to_turned = (turned.unmixing @ projector.mixing).double().cpu().numpy()[0]
@@ -151,7 +151,8 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
     controls: list[PatchedCondition] = []
     for kind in kinds:
         patches = {number: patch_of(kind, projector.reordered(number)) for number in directions}
-        distances = {number: measure([patch]) for number, patch in patches.items()}
+        distances = {number: float(testbed.run([patch], std).moved)
+                     for number, patch in patches.items()}
         for place, (members, distance) in enumerate(groups_of(list(distances.values()))):
             pattern = f"{kind}, moved by {distance:.2f}"
             for number, patch in patches.items():
@@ -165,7 +166,7 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
                 [patch_of(kind, turned, distance)],
                 {"ablation": kind, "turned_by_seed": turn, "distance": distance})
                 for turn, turned in enumerate(turns)]
-    return ConditionSet([*conditions, *controls], {STATE: projector.std},
+    return ConditionSet([*conditions, *controls], std,
                         {"resample_seed": seed} if RESAMPLE in kinds else {},
                         f"{num_controls} random directions, moved as far, as controls")
 

@@ -1,13 +1,13 @@
 """Ablations of components of the hidden state: definitions, matched controls, planted effects."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import golden_projector, tiny_policy
-from test_memory_lesions import CHANGE, HIGH, LOW, counting_policy
+from conftest import CHANGE, HIGH, LOW, counting_policy, golden_projector, tiny_policy
 
 import compare_interventions
 from agents.agent_file import save_agent
@@ -39,8 +39,10 @@ def states_of(patches, policy, embeddings):
 def conditions_of(directions, kinds, sources=None, distances=(1.0,)):
     """Return conditions from step 1 on, with two controls; ``distances`` are the measured ones."""
     measured = iter(distances)
-    return ablation_conditions(directions, kinds, 2, golden_projector(), sources,
-                               lambda patches: next(measured), "cpu", 1, 5).conditions
+    testbed = SimpleNamespace(policy=SimpleNamespace(device="cpu"),
+                              run=lambda patches, std: SimpleNamespace(moved=next(measured)))
+    return ablation_conditions(directions, kinds, 2, golden_projector(), sources, testbed, 1,
+                               5).conditions
 
 
 @pytest.mark.parametrize("kind", ABLATIONS)
@@ -117,7 +119,8 @@ def counted(tmp_path_factory):
         "--agent_file", path / "agent.pth", "--interpreting_params_name", "tiny",
         "--precomputed_analysis_data_path", path / "m", "--env_name", "fruitbot",
         "--num_episodes", 10, "--num_controls", 2, "--directions", 0, 1, "--ablations", MEAN,
-        RESAMPLE, FROZEN, "--precision", "float32", "--device", "cpu", "--output_dir", path / "out")))) == 0
+        RESAMPLE, FROZEN, "--precision", "float32", "--device", "cpu", "--output_dir",
+        path / "out")))) == 0
     return comparison.comparison_store(path / "out")
 
 

@@ -7,7 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, record_arguments, small_policy, tiny_policy
+from conftest import (
+    CHANGE,
+    FLOAT32,
+    HIGH,
+    LOW,
+    counting_policy,
+    record_arguments,
+    small_policy,
+    tiny_policy,
+)
 
 import record
 from agents.agent_file import load_agent, save_agent
@@ -43,27 +52,6 @@ BEGINS = np.array([4, 9, 5, 12])
 LEVELS = np.array([7, 7, 8, 9])
 BEFORE, STEPS, LENGTH = 4, 6, 18
 GAME = EnvConfig("fruitbot", "easy")
-CHANGE, LOW, HIGH = 6, 1, 7  # step at which the action changes, and both actions
-
-
-def counting_policy():
-    """Return an agent whose unit 0 counts the steps of an episode by h' = 0.9 h + 0.1, from h = 0.
-    It takes action LOW before step CHANGE and action HIGH from then on, whatever it sees. Its
-    embedder is fast."""
-    policy = tiny_policy(architecture="nature")
-    with torch.no_grad():
-        policy.init_hx[0] = 0
-        gru = policy.gru.gru
-        for gate, bias in ((0, 0.0), (1, float(np.log(9))), (2, 20.0)):  # r, z = 0.9, n = 1
-            row = gate * policy.hidden_state_size
-            for weight in (gru.weight_ih_l0, gru.weight_hh_l0):
-                weight[row] = 0
-            gru.bias_ih_l0[row], gru.bias_hh_l0[row] = bias, 0
-        policy.fc_policy.weight.zero_()
-        policy.fc_policy.bias.fill_(-2000)
-        policy.fc_policy.bias[LOW] = 0
-        policy.fc_policy.weight[HIGH, 0], policy.fc_policy.bias[HIGH] = 1000, -500
-    return policy
 
 
 def without_memory(policy):
