@@ -9,8 +9,9 @@ cross-entropy, and moves towards the expected embedding (Dieleman et al. 2022, "
 for categorical data"; Eijkelboom et al. 2024, "Variational flow matching"). It is conditional on a
 mask: any squares can be given, and the network generates the others.
 
-``StartPrior`` generates a start vector of the spatial architecture, given the view of the world. If
-the camera is static, the player can be anywhere in the view: ``PlayerPrior`` draws its square first.
+``StartPrior`` generates a start vector of the spatial architecture, given the view of the world.
+With a static camera, the player can be anywhere in the view, so ``PlayerPrior`` draws its square
+first.
 
 Letters in shape comments: B batch, n squares per side, K classes, E embedding of a class, V start
 vector, W channels.

@@ -102,6 +102,17 @@ def _true_camera(batch: AlignedBatch, pixels_per_square: float | None) -> Tensor
     return torch.cat([true_phase(batch), moved * moved.new_tensor([1, -1])], dim=-1)
 
 
+def player_squares(positions: Tensor, num_squares: int) -> Tensor:
+    """Return the numbers of the player's squares in the view of a static camera, int64 (B,).
+
+    Args:
+        positions: positions in squares, x to the right and y up (B, 2).
+        num_squares: n.
+    """
+    right, up = positions.floor().long().clamp(0, num_squares - 1).unbind(dim=-1)
+    return (num_squares - 1 - up) * num_squares + right
+
+
 @dataclasses.dataclass
 class EncodedWorlds:
     """Starts of N windows whose last initial frame has a world.
@@ -137,10 +148,8 @@ def encoded_worlds(simulator: Simulator, compute: Compute, dataset: RolloutDatas
             view = simulator.basis.coefficients(squares.first_views(batch.world)).float()
         player = torch.zeros(len(vectors), dtype=torch.int64, device=view.device)
         if prior.player is not None:
-            num = prior.worlds.num_squares
-            right, up = batch.positions[1].floor().long().clamp(0, num - 1).unbind(dim=-1)
-            player = (num - 1 - up) * num + right
-            view = with_player(view, player, num)
+            player = player_squares(batch.positions[1], prior.worlds.num_squares)
+            view = with_player(view, player, prior.worlds.num_squares)
         parts.append((vectors, view, _true_camera(batch, config.pixels_per_square),
                       batch.world.squares.byte(), player))
     vectors, *others = map(torch.cat, zip(*parts))
