@@ -259,6 +259,9 @@ class AttributedAgent:
         if not has_names(self._objects, layer, features.checksum):
             return None
         names = read_names(self._objects, layer)
+        if len(names["features"]) != features.number:
+            raise UserError(f"{self._objects.file_of('names', layer)} is damaged: it names "
+                            f"{len(names['features'])} features, but there are {features.number}")
         table = self._objects.read("scores", layer)[["feature", "kind", *_SCORES]]
         table = table[table["auc"].notna()]
         return {
@@ -284,6 +287,9 @@ class AttributedAgent:
         examples = {item: Examples(**store.read(*item)) for item in items}
         numbers = np.concatenate([of_item.observations.ravel() for of_item in examples.values()])
         used = np.unique(numbers[numbers >= 0])
+        if numbers.max(initial=-1) >= len(features.observations):
+            raise UserError(f"the examples in {store.path} are damaged: they show observation "
+                            f"{numbers.max()} of {len(features.observations)}")
         new_numbers = np.full(len(features.observations), -1)
         new_numbers[used] = np.arange(len(used))
         converted = {

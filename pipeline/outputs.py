@@ -49,6 +49,7 @@ from maze.studies.retargeting import RETARGETING_FILES
 from maze.studies.scrubbing import SCRUBBING_FILES
 from maze.studies.steering import STEERING_FILES
 from pipeline.stage import Stage
+from render import RENDERING
 
 
 def _named(*paths: str) -> Schema:
@@ -67,8 +68,7 @@ _SCHEMAS: dict[str, Mapping[str, Schema]] = {
     "plot_training_csv": {  # next to the logs
         "agent/procgen/{}/{}/{}/": _named("plot.png", "plot_for_fig.png"),
         "simulator/results/{}/{}/": _named("plot.png")},
-    "render": {"": _named("rendering.json", "episode_{:0>5}_agent.mp4",
-                          "episode_{:0>5}_person.mp4", "episode_{:0>5}_strip.png")},
+    "render": {"": RENDERING},
     "record": {"data/": RECORDING},
     "record_gen_samples": {"": SAMPLES},
     "saliency_experiments": {"": SALIENCY, "samples/informed_init/": SALIENCY},
