@@ -25,18 +25,21 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import versions
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
-from common.results import Entry, File, ResultStore, Schema
-from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_strip, write_video
+from common.results import ResultStore
+from common.video import (
+    FRAMES_PER_SECOND,
+    RENDERING,
+    enlarge,
+    mark_action,
+    write_strip,
+    write_video,
+)
 from interventions.flags import add_patch_flags, open_arm, patch_arm, patched_precision
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
 STRIP_MOMENTS = 6
 STRIP_HEIGHT = 256
-RENDERING = Schema("a rendering", "render.py", items={
-    **{view: Entry(f"episode_{{:0>5}}_{view}.mp4", File()) for view in ("agent", "person")},
-    "strip": Entry("episode_{:0>5}_strip.png", File())},
-    settings_name="rendering.json", flag="--vid_dir")
 
 
 def parser() -> Parser:

@@ -34,6 +34,7 @@ from common.errors import UserError
 from common.files import read_description
 from common.schemas import SETTINGS_NAME as STORE_SETTINGS
 from common.schemas import Entry, File, Schema
+from common.video import RENDERING
 from generative.runs import EPISODES_NAME, PROGRESS_NAME
 from generative.saliency.files import SALIENCY
 from generative.sample_files import SAMPLES
@@ -49,7 +50,6 @@ from maze.studies.retargeting import RETARGETING_FILES
 from maze.studies.scrubbing import SCRUBBING_FILES
 from maze.studies.steering import STEERING_FILES
 from pipeline.stage import Stage
-from render import RENDERING
 
 
 def _named(*paths: str) -> Schema:

@@ -364,8 +364,9 @@ _SCORES = {"feature": int, "kind": str, **dict.fromkeys(
 _HALLUCINATIONS = {"feature": int, "kind": str, "episode": int, "row": int, "cell_row": int,
                    "cell_column": int, "activation": float, "threshold": float}
 _BEST = {"score": "auc", "low_95": "low_95", "high_95": "high_95", "chance_high": "chance_high"}
-_NAME_TYPES = {"features_sha256": str, "features": tuple[dict, ...], **dict.fromkeys(
-    ("score", "score_low_95", "score_high_95", "score_chance"), float | None)}
+OBJECT_SCORES = ("score", "score_low_95", "score_high_95", "score_chance")  # keys of a layer
+_NAME_TYPES = {"features_sha256": str, "features": tuple[dict, ...],
+               **dict.fromkeys(OBJECT_SCORES, float | None)}
 RATES = ("hallucinations", "hallucinations_low_95", "hallucinations_high_95")  # keys of a feature
 OBJECT_FILES = Schema(
     "objects", "python -m attribution.objects", items={
@@ -481,10 +482,9 @@ def score_features(store: ResultStore, layer: Bottleneck, checksum: str, kinds: 
     store.write("scores", layer.name, value=scores)
     store.write("hallucinations", layer.name, value=pd.concat(
         [table for table in listed if len(table)] or listed)[list(_HALLUCINATIONS)])
-    names = "score", "score_low_95", "score_high_95", "score_chance"
     store.write("names", layer.name, value={
         "layer": layer.layer.name, "features_sha256": checksum, "features": features,
-        **dict(zip(names, map(finite_or_none, total)))})
+        **dict(zip(OBJECT_SCORES, map(finite_or_none, total)))})
 
 
 def finite_or_none(value: float) -> float | None:
