@@ -242,7 +242,9 @@ SECTIONS = (
         "In 300 samples, 13 of 160 influences of components on value and action are claimed, and 0 "
         "of 960 on other components. Behaviours agree between draws of the samples (adjusted Rand "
         "index 0.52; 0.23 with components permuted among samples).",
-        (Files("causal_stories", (f"{FOLDERS.stories}/index.md",),
+        (Files("behaviour_stability", (f"{FOLDERS.behaviour_stability}/behaviour_stability_*.md",),
+               "Do other samples show the same behaviours?"),
+         Files("causal_stories", (f"{FOLDERS.stories}/index.md",),
                "A page per behaviour, with what is claimed and what is not."),
          Files("correlations", (f"{FOLDERS.correlation_plots}/xcorr_all.png",
                                 f"{FOLDERS.correlation_plots}/xcaus_all.png"),
