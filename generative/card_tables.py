@@ -5,11 +5,13 @@ Every cell has the 95 % interval over episodes, and the agent's measures have th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from common.tables import markdown_table
+from common.tables import markdown_table, read_table
 from generative.fidelity import (
     KEPT,
     OBJECT_SHOWN,
@@ -36,6 +38,9 @@ from generative.loss_over_time import (
     VALUE_CORRELATION,
 )
 
+CARDS = Path(__file__).parent.parent / "pretrained" / "coinrun_hard_simulator" / "card"
+CARD_COLUMNS = {"step": int, "predictor": str, "kind": str, "mean": float, "low_95": float,
+                "high_95": float}
 SUMMARY_STEPS = (1, 2, 5, 10)
 CARD_STEPS = (0, 1, 2, 5, 10, 15, 16, 32)
 DOCUMENT_STEPS = (1, 5, 10, 15, 16)
@@ -57,6 +62,33 @@ _ROWS = (
     ("– policy of step 0", POLICY_KL, PERSISTENCE, 2),
     ("value correlation", VALUE_CORRELATION, SIMULATOR, 2),
     ("– value of step 0", VALUE_CORRELATION, PERSISTENCE, 2))
+
+
+def read_card(path: Path) -> pd.DataFrame:
+    """Read the rows of a card that ``tools.cards`` has stored."""
+    return read_table(path, CARD_COLUMNS, ("low_95", "high_95"))
+
+
+def card_kinds() -> set[tuple[str, str]]:
+    """Return kind and predictor of the rows of the card."""
+    return {(kind, predictor) for _, kind, predictor, _ in _ROWS}
+
+
+def card_finding(table: pd.DataFrame, facts: Mapping[str, Any], step: int) -> str:
+    """Describe a card in a sentence, with the baselines of both measures.
+
+    Args:
+        table: rows of the card, see ``read_card``.
+        facts: facts of its measurement, as stored by ``tools.cards``.
+        step: step to describe.
+    """
+    means = table[table["step"] == step].set_index(["kind", "predictor"])["mean"]
+    return (
+        f"In {facts['windows']} unseen windows, {facts['action_noise']}, PSNR is "
+        f"{means[PSNR, SIMULATOR]:.1f} dB at step {step} (last frame: "
+        f"{means[PSNR, LAST_FRAME]:.1f}), and the policy's KL divergence is "
+        f"{means[POLICY_KL, SIMULATOR]:.2f} nats (constant policy: "
+        f"{means[POLICY_KL, CONSTANT_POLICY]:.2f}).")
 
 
 def format_interval(value: float, low: float, high: float, digits: int) -> str:
