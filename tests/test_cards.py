@@ -65,7 +65,7 @@ def measured(tmp_path):
     """A folder like that of loss_over_time_experiment.py, with made-up numbers."""
     rows = [(step, predictor, kind, 0.5, 0.4, 0.6) for step in range(17)
             for kind, predictor in (*sorted(card_kinds()), ("image", "simulator"))]
-    estimate = {"value": 0.5, "interval_95": [0.4, None]}
+    estimate = {"value": 0.5, "interval_95": [0.4, 0.6]}
     event = {"real": 3, "expected": 2.0, **dict.fromkeys(
         ("expected_over_real", "brier", "skill", "excess_reliability", "auc"), estimate)}
     within = {"coin": event, "death": {**event, "auc": {"value": None, "interval_95": [None] * 2}},
