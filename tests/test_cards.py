@@ -34,7 +34,7 @@ def test_cards_were_measured_with_the_shipped_files(name):
     facts = json.loads((CARDS / f"{name}.json").read_text())
     assert facts["model_sha256"] == sha256(ROOT / "pretrained/coinrun_hard_simulator/model.pt")
     assert facts["agent_sha256"] == agent_sha256(ROOT / "pretrained/coinrun_hard/model.pth")
-    assert facts["unseen"] and facts["action_noise"] == name.replace("_", " ")
+    assert facts["unseen"] and facts["action_noise"] == name.replace("_", " action ")
     assert "/" not in (CARDS / f"{name}.json").read_text()  # no path of the measuring machine
 
 
