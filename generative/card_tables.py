@@ -91,8 +91,13 @@ def card_finding(table: pd.DataFrame, facts: Mapping[str, Any], step: int) -> st
         f"{means[POLICY_KL, CONSTANT_POLICY]:.2f}).")
 
 
-def format_interval(value: float, low: float, high: float, digits: int) -> str:
-    """Format a number with its 95 % interval, or "" if it is NaN."""
+def format_interval(digits: int, value: float, low: float, high: float) -> str:
+    """Format a number with its 95 % interval; "" if the number is NaN, and without the interval if
+    this is NaN.
+
+    Args:
+        digits: number of decimals.
+    """
     if pd.isna(value):
         return ""
     if pd.isna(low):
@@ -111,7 +116,7 @@ def cells(table: pd.DataFrame, kind: str, predictor: str, steps: Iterable[int],
     """
     rows = table[(table["kind"] == kind) & (table["predictor"] == predictor)].set_index("step")
     rows = rows.reindex(list(steps))
-    return [format_interval(*values, digits) for values
+    return [format_interval(digits, *values) for values
             in rows[["mean", "low_95", "high_95"]].itertuples(index=False)]
 
 

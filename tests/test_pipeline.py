@@ -718,7 +718,15 @@ def test_pictures_show_what_the_pipeline_wrote(finished, tmp_path, capsys):
 
 
 def numbers_in(text):
-    return set(re.findall(r"\d[\d.]*\d|\d", text))
+    return set(map(float, re.findall(r"\d+(?:\.\d+)?", text)))
+
+
+def test_the_readme_has_numbers_of_the_documents():
+    findings = (ROOT / "README.md").read_text(encoding="utf-8").partition(
+        "## What was found")[2].partition("\n## ")[0]
+    documents = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    quoted = numbers_in(re.sub(r"\]\([^)]*\)", "]", findings))  # without links
+    assert len(quoted) > 10 and not quoted - numbers_in(documents)
 
 
 @pytest.mark.parametrize(("preset", "anchor", "document"), [

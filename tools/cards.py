@@ -17,6 +17,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from common.errors import UserError, script_main
 from common.files import read_json, save_json
 from common.results import ResultStore
@@ -95,9 +97,9 @@ def _ends(judged: dict[str, Any]) -> list[str]:
     cells = [str(judged["real"]), f"{judged['expected']:.1f}"]
     for measure, digits in (("expected_over_real", 2), ("brier", 3), ("skill", 2),
                             ("excess_reliability", 3), ("auc", 2)):
-        value, ends = judged[measure]["value"], judged[measure]["interval_95"]
-        cells.append("" if value is None else format_interval(
-            value, *(float("nan") if end is None else end for end in ends), digits))
+        estimate = (judged[measure]["value"], *judged[measure]["interval_95"])
+        cells.append(format_interval(digits, *(np.nan if number is None else number
+                                               for number in estimate)))
     return cells
 
 
