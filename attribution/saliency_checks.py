@@ -71,7 +71,7 @@ from generative.simulator import Simulator
 LAGS = (0, 1, 2, 4, 8)
 OUTPUTS = (VALUE, TAKEN)
 DRAWS = 4  # agents with random weights
-_LEVELS_PER_GROUP = 8
+_LEVELS_PER_GROUP = 4
 _WALL = "wall"
 _GROUP = Npz({
     "levels": Array(np.int64, "N"), "rows": Array(np.int64, "N"), "kinds": Array(np.str_, "N"),
