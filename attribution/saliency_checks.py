@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -234,8 +235,9 @@ def main(argv: list[str] | None = None) -> None:
     data = Effects(arrays["levels"], arrays["kinds"], arrays["effects"], arrays["apart"],
                    dict(zip(study.names, arrays["predictions"])), OUTPUTS, LAGS)
     alone = agent_names(layers)
-    scores, differences = score_predictions(
-        data, [*alone, *BASELINES], [*SIMULATOR_METHODS, *alone], args.seed)
+    scores, differences = score_predictions(data, [
+        *itertools.product(SIMULATOR_METHODS, (*alone, *BASELINES)),
+        *itertools.product(alone, BASELINES)], args.seed)
     tables = {"pairs": pair_counts(data), "scores": scores, "differences": differences,
               "randomisation": randomisation_table(data, arrays["randomised"], args.seed)}
     for name, table in tables.items():

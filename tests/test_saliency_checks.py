@@ -2,6 +2,7 @@
 predictions from the agent alone and through the simulator."""
 
 import contextlib
+import copy
 import dataclasses
 
 import numpy as np
@@ -17,6 +18,7 @@ from agents.outputs import outputs_named
 from agents.replay import replayed
 from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from attribution import saliency_checks
+from attribution.checking import prediction_scores
 from attribution.checking.effect_predictions import (
     SIMULATOR_METHODS,
     Scene,
@@ -48,7 +50,7 @@ from envs.procgen_env import EnvConfig, LevelSlots, StateView
 from envs.wide_view import WorldView
 from generative.config import SimulatorConfig
 from generative.networks import LatentSampler
-from generative.runs import open_simulator
+from generative.rendered_worlds import world_of_images
 from generative.simulator import Simulator
 from generative.world_data import fit_worlds
 
@@ -156,26 +158,28 @@ def test_effects_are_those_of_the_real_game(recording, policy, pairs):
     view.close()
 
 
-def test_removed_objects_no_longer_block_the_way(recording, policy):
-    """In a level in which the player runs into a box, only the total effect has another way."""
-    ways = []
-    for episode in recording.lengths:
-        for row, state in replayed(recording.folder, episode, range(2, 10)):
-            following = [found for _, found in replayed(
-                recording.folder, episode, range(row - 2, min(row + 5,
-                                                              recording.lengths[episode])))]
-            for thing in single_objects(state, KINDS[-1]):
-                pair = Pair(episode, row, thing, following, INITIAL)
+def test_removed_objects_no_longer_block_the_way(box_agent, box_run):
+    """Where the player runs into a box or stands on it, only the total effect has another way."""
+    agent, box = load_agent(box_agent).requires_grad_(False), KINDS[-1]
+    recording = Recording(box_run / "data", agent, box_agent)
+    for episode, length in recording.lengths.items():
+        states = dict(replayed(recording.folder, episode, range(length)))
+        for row in range(2, length - 4):
+            x, y = (float(states[row].player[axis]) for axis in "xy")
+            for thing in single_objects(states[row], box):
+                entity = states[row].entities[states[row].entities["type"] == 20][thing.rank]
+                if abs(entity["x"] - x - 0.5) > 0.8 or abs(entity["y"] - y + 0.5) > 0.8:
+                    continue  # it is neither below nor to the right
+                pair = Pair(episode, row, thing, [states[other] for other in range(
+                    row - 2, row + 5)], INITIAL)
                 replays = replay_pairs(recording, [pair], 4)
-                if replays.both_going.all() and replays.apart.max() > 0.1:
-                    ways.append(replays)
-        if ways:
-            break
-    replays = ways[0]
-    assert replays.apart[0] == 0  # the removal itself moves nothing
-    shown = (replays.removed[-1] != replays.recorded[-1]).any(axis=-1).mean()
-    hidden = (replays.undrawn[-1] != replays.recorded[-1]).any(axis=-1).mean()
-    assert shown > 2 * hidden  # the whole view has moved
+                if replays.both_going.all() and replays.apart[-1] > 0.1:
+                    assert replays.apart[0] == 0  # the removal itself moves nothing
+                    moved, hidden = ((frames[-1] != replays.recorded[-1]).any(axis=-1).mean()
+                                     for frames in (replays.removed, replays.undrawn))
+                    assert moved > 2 * hidden  # the whole view has moved
+                    return
+    pytest.fail("no box changes the player's way")
 
 
 # An agent for which the answer is known: its value falls with the number of visible boxes.
@@ -211,7 +215,9 @@ def test_only_boxes_have_effects_on_an_agent_that_sees_boxes_alone(box_scene):
     effects = measure_effects(agent, FLOAT32, scene.replays, OUTPUTS[:1], (0, 1, 2))[:, 0]
     boxes = kinds_of(scene) == "box"
     assert boxes.sum() >= 4 and (~boxes).sum() >= 4
-    assert (effects[:, :, boxes] > 1e-3).mean() > 0.8  # some leave the view, or hide others
+    # The agent sees the number of cells with boxes, so a box next to another may not count.
+    assert (effects[:, :, boxes] > 1e-3).mean() > 0.3
+    assert (effects[:, :, boxes] < -1e-3).mean() < 0.1  # a box may hide something else
     assert np.nanmax(np.abs(effects[:, :, ~boxes])) < 1e-3
 
 
@@ -227,8 +233,10 @@ def test_the_agent_alone_predicts_the_planted_effects(box_scene):
     for name, predicted in found.items():
         assert predicted.shape == (2, len(boxes))
         if not name.endswith("gradient"):  # which does not depend on what is there
-            assert (predicted[:, boxes] > 0).all(), name
-            assert np.abs(predicted[:, kinds_of(scene) == "saw"]).max(initial=0) < 1e-2, name
+            assert (predicted[:, boxes] >= 0).all(), name
+            if name.startswith("pixels"):  # a cell may also show a box next to the object
+                assert (predicted[:, boxes] > 0).mean() > 0.7, name
+                assert np.abs(predicted[:, kinds_of(scene) == "saw"]).max(initial=0) < 1e-2, name
     np.testing.assert_allclose(found["pixels: occlusion"][0, boxes], effects[0, boxes], rtol=0.3)
 
 
@@ -245,17 +253,22 @@ def test_integrated_gradients_of_the_whole_frame_are_complete(recording, policy,
 
 def test_the_simulators_finite_difference_predicts_the_planted_effects(box_scene):
     agent, simulator, scene = box_scene
+    simulator = copy.deepcopy(simulator)
+    with torch.no_grad():
+        simulator.decoder.keep.bias.fill_(-20)  # images show the world and nothing else
     found = dict(zip(SIMULATOR_METHODS, simulator_predictions(
-        simulator, FLOAT32, OUTPUTS[:1], (0, 2), scene)[:, 0]))
-    effects = measure_effects(agent, FLOAT32, scene.replays, OUTPUTS[:1], (0, 2))[0, 0]
-    boxes = (kinds_of(scene) == "box") & (effects[0] > 1e-2)
-    squares = found["simulator: finite difference"]
-    assert (squares[0, boxes] > 0).mean() > 0.7
-    others = kinds_of(scene) != "box"
-    assert np.median(np.abs(squares[0, others])) < 0.1 * np.median(squares[0, boxes])
-    # The untrained encoder knows nothing of boxes; the squares do.
-    alone = found["simulator: finite difference (frames)"]
-    assert np.median(np.abs(alone[0, boxes])) < 0.5 * np.median(squares[0, boxes])
+        simulator, FLOAT32, OUTPUTS[:1], (0,), scene)[:, 0, 0]))
+    (effects,) = measure_effects(agent, FLOAT32, scene.replays, OUTPUTS[:1], (0,))[0, 0]
+    boxes = (kinds_of(scene) == "box") & (effects > 1e-2)
+    difference = found["simulator: finite difference"]
+    assert boxes.sum() >= 3 and (difference[boxes] > 0).mean() > 0.7
+    others = np.abs(difference[kinds_of(scene) != "box"])
+    assert np.median(others) < 0.1 * np.median(difference[boxes])
+    # Boxes are in the squares alone, so gradients with respect to the frames do not see them.
+    for name in ("finite difference (frames)", "gradient", "gradient x input"):
+        small = np.median(np.abs(found[f"simulator: {name}"][boxes]))
+        assert small < 0.1 * np.median(difference[boxes])
+    assert (found["simulator: gradient x removal"][boxes] > 0).mean() > 0.5
 
 
 def test_gradients_through_the_simulator_are_derivatives(box_scene):
@@ -278,7 +291,6 @@ def test_gradients_through_the_simulator_are_derivatives(box_scene):
     masks = torch.from_numpy(part.replays.masks)[:, :, None]
 
     def values(initial):
-        from generative.rendered_worlds import world_of_images
         seeds = torch.tensor([1000003 * pair.episode + pair.row for pair in part.pairs])
         with torch.no_grad():
             world = world_of_images(simulator, simulator.encode(images), part.worlds, "coinrun",
@@ -338,14 +350,15 @@ def planted(number=200, seed=0):
 
 
 def test_a_planted_predictor_is_right_and_a_random_one_is_not():
-    scores, differences = score_predictions(planted(), ["random", CONSTANT], ["right"], 0)
+    scores, differences = score_predictions(
+        planted(), [("right", "random"), ("right", CONSTANT)], 0)
     total = scores[(scores["effect"] == "total") & (scores["subset"] == "all")
                    & (scores["kind"] == "all")].set_index(["predictor", "output", "lag"])
     for output in ("value", "taken"):
         for lag, pairs in ((0, 200), (4, 160)):
             right, random, against = (total.loc[(name, output, lag)] for name in (
                 "right", "random", "reversed"))
-            assert right["pairs"] == pairs and right["levels"] == (100 if lag == 0 else 100)
+            assert right["pairs"] == pairs and right["levels"] == 100
             assert min(right["sign"], right["auc"], right["rank"]) > 0.97
             assert max(against["sign"], against["auc"]) < 0.03 and against["rank"] < -0.97
             assert random["sign_low_95"] < 0.5 < random["sign_high_95"]
@@ -353,14 +366,15 @@ def test_a_planted_predictor_is_right_and_a_random_one_is_not():
             assert random["rank_low_95"] < 0 < random["rank_high_95"]
     assert ("lag 0 carried forward", "value", 0) not in total.index
     assert total.loc[(CARRIED, "value", 4), "sign_low_95"] < 0.5
-    found = differences[(differences["kind"] == "all") & (differences["measure"] == "sign")]
+    found = differences[(differences["effect"] == "total") & (differences["kind"] == "all") & (
+        differences["measure"] == "sign")]
     assert (found["low_95"] > 0.3).all() and (found["p_holm"] < 0.05).all()
 
 
 def test_a_predictor_does_not_differ_from_another_random_one():
     data = planted()
     data.predictions["other"] = np.random.default_rng(9).normal(size=(2, 2, 200))
-    _, differences = score_predictions(data, ["random"], ["other"], 0)
+    _, differences = score_predictions(data, [("other", "random")], 0)
     assert (differences["p_holm"] > 0.05).mean() > 0.9
     assert ((differences["low_95"] < 0) & (differences["high_95"] > 0)).mean() > 0.85
 
@@ -375,7 +389,7 @@ def test_pairs_are_counted_until_an_episode_ends_and_while_the_player_stays():
     assert table.loc[("total", "all", "coin", 4), "pairs"] == 80
     assert table.loc[("total", "same place", "all", 0), "pairs"] == 200
     assert table.loc[("total", "same place", "all", 4), "pairs"] == 120
-    scores, _ = score_predictions(data, [CONSTANT], ["right"], 0)
+    scores, _ = score_predictions(data, [], 0)
     assert scores.query("effect == 'total' and subset == 'all' and kind == 'all' and lag == 0 and "
                         "output == 'value'")["pairs"].eq(197).all()
 
@@ -410,13 +424,14 @@ def test_random_weights_are_compared_by_signs_and_not_by_absolute_maps():
 def arguments(agent_path, simulator_file, data, folder):
     return [*map(str, (
         "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
-        "tiny", "--data_dir", data, "--num_pairs", 24, "--num_randomised", 2, "--layers",
+        "tiny", "--data_dir", data, "--num_pairs", 14, "--num_randomised", 2, "--layers",
         "block3", "--device", "cpu", "--output_dir", folder))]
 
 
 def test_an_interrupted_study_is_resumed(agent_path, simulator_file, data, tmp_path, monkeypatch):
     monkeypatch.setattr(saliency_checks, "_LEVELS_PER_GROUP", 3)
     monkeypatch.setattr(saliency_checks, "DRAWS", 1)
+    monkeypatch.setattr(prediction_scores, "_MIN_PAIRS", 8)
     whole, parts = (arguments(agent_path, simulator_file, data, tmp_path / name)
                     for name in ("whole", "parts"))
     assert saliency_checks.main(whole) == 0
@@ -432,9 +447,9 @@ def test_an_interrupted_study_is_resumed(agent_path, simulator_file, data, tmp_p
     scores = tables["scores"]
     assert scores["predictor"].unique().tolist() == [*names, CONSTANT, CARRIED]
     assert tables["randomisation"]["predictor"].unique().tolist() == names
-    assert tables["pairs"]["pairs"].max() == 24
+    assert tables["pairs"]["pairs"].max() == 14
     now = scores[(scores["effect"] == "total") & (scores["kind"] == "all") & (
         scores["lag"] == 0) & (scores["output"] == "value")].set_index("predictor")
     # Easy levels have no backgrounds here, so occlusion is the removal itself.
     assert now["sign"].filter(like="pixels: occlusion").min() > 0.9
-    assert "24 pairs in" in (tmp_path / "whole" / "report.md").read_text()
+    assert "14 pairs in" in (tmp_path / "whole" / "report.md").read_text()

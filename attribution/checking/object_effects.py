@@ -157,7 +157,7 @@ def replay_pairs(recording: Recording, pairs: Sequence[Pair], last_lag: int) -> 
     Args:
         recording: the recording.
         pairs: the pairs (N).
-        last_lag: K, largest lag.
+        last_lag: K, largest lag; at most that of ``choose_pairs``.
     """
     config = recorded_game(recording.folder)
     initial, count = pairs[0].initial, len(pairs)
@@ -167,7 +167,8 @@ def replay_pairs(recording: Recording, pairs: Sequence[Pair], last_lag: int) -> 
     actions, entering = np.zeros((last_lag + 2, count), np.int64), []
     with contextlib.closing(StateView(config)) as view:
         for number, pair in enumerate(pairs):
-            rows = np.arange(pair.row - initial + 1, pair.row - initial + 1 + len(pair.states))
+            states = pair.states[:initial + last_lag]
+            rows = np.arange(pair.row - initial + 1, pair.row - initial + 1 + len(states))
             recorded = recording.read(np.stack([np.full(len(rows), pair.episode), rows], axis=1))
             frames[:len(rows), number] = recorded.frames
             going[:len(rows) - initial + 1, number] = True
@@ -176,12 +177,12 @@ def replay_pairs(recording: Recording, pairs: Sequence[Pair], last_lag: int) -> 
                 actions[:len(rows) - initial + 2, number] = recorded.actions[initial - 2:]
             else:
                 actions[1:len(rows) + 1, number] = recorded.actions
-            for place, state in enumerate(pair.states):
+            for place, state in enumerate(states):
                 undrawn[place, number] = view.draw(pair.thing.undrawn_in(state).to_bytes())
     removed, removed_going, positions = _play_without(config, pairs, actions[1:-1])
     own = np.zeros((last_lag + 1, count, 2))
     for number, pair in enumerate(pairs):
-        for lag, state in enumerate(pair.states[initial - 1:]):
+        for lag, state in enumerate(pair.states[initial - 1:initial + last_lag]):
             own[lag, number] = state.player["x"], state.player["y"]
     return Replays(frames[:initial], undrawn[:initial], frames[initial - 1:],
                    undrawn[initial - 1:], removed, going, removed_going,

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from attribution.checking.effect_predictions import SIMULATOR_METHODS
+from agents.outputs import TAKEN, VALUE
+from attribution.checking.effect_predictions import PIXELS, SIMULATOR_METHODS
 from attribution.checking.object_effects import DIRECT, MIN_PIXELS, TOTAL
 from attribution.checking.prediction_scores import (
     ALL,
@@ -24,11 +25,13 @@ from attribution.checking.prediction_scores import (
     SAME_PLACE,
     Effects,
 )
-from common.palette import BLUE, COLOURS, DARK_GREY, VERMILION
+from common.palette import COLOURS, DARK_GREY, VERMILION
 from common.tables import markdown_escaped, markdown_table
 from stats.bootstrap import ClusterBootstrap
-from stats.report import format_p
+from stats.report import bold
+from stats.significance import LEVEL
 
+LABELS = {VALUE: "value", TAKEN: "log-probability of the recorded action"}
 _TITLES = {"sign": "Share of correct signs", "auc": "AUC", "rank": "Rank correlation"}
 _SUBSETS = {(TOTAL, ALL): "total effect", (DIRECT, ALL): "direct effect",
             (TOTAL, SAME_PLACE): f"total effect, player within {NEAR} squares of its place"}
@@ -90,7 +93,8 @@ def report(description: str, tables: Mapping[str, pd.DataFrame], outputs: Sequen
         "per kind*, the mean sign of the kind's effects in the other half of the levels; *lag 0 "
         "carried forward*, the effect that the real game shows at lag 0. Ranges in brackets: "
         "95 %, bootstrap over levels. Objects that show fewer than "
-        f"{MIN_PIXELS} pixels are left out, and pairs whose effect is at most {MIN_EFFECT:g} count in no score.", "",
+        f"{MIN_PIXELS} pixels are left out, and pairs whose effect is at most {MIN_EFFECT:g} count "
+        "in no score.", "",
         "## Pairs that are left", "", "Pairs (levels) until either episode ends.", ""]
     for key, title in _SUBSETS.items():
         lines += [f"{title.capitalize()}:", "", *_counts(_chosen(tables["pairs"], key))]
@@ -99,18 +103,19 @@ def report(description: str, tables: Mapping[str, pd.DataFrame], outputs: Sequen
             part = _chosen(scores, key, output, ALL)
             if part.empty:
                 continue
-            lines += [f"## {output.capitalize()}: {title}", ""]
+            lines += [f"## {_label(output)}: {title}", ""]
             for measure in MEASURES:
                 lines += [f"{_TITLES[measure]}, all kinds:", "", *_by_lag(part, measure)]
-            lines += ["Differences, all kinds, that differ from 0 after Holm's correction over all "
-                      "compared predictors, references and lags of the measure:", "",
-                      *_claims(_chosen(differences, key, output, ALL))]
+            lines += ["Differences of shares of correct signs, all kinds, between the simulator "
+                      "and the agent alone or a baseline. Bold: p <= 0.05 after Holm's correction "
+                      "over all rows of differences.csv with this effect, output and measure.", "",
+                      *_differences(_chosen(differences, key, output, ALL))]
     lines += [f"## By kind of object (at least {MIN_OBJECTS} pairs)", ""]
     for output in outputs:
         for kind in dict.fromkeys(scores["kind"]):
             part = _chosen(scores, (TOTAL, ALL), output, kind)
             if kind != ALL and len(part):
-                lines += [f"{output.capitalize()}, {kind}, total effect, share of correct signs:",
+                lines += [f"{_label(output)}, {kind}, total effect, share of correct signs:",
                           "", *_by_lag(part, "sign")]
     lines += ["## Random weights", "",
               "The same predictions by agents whose weights are all drawn again (Adebayo et al. "
@@ -118,6 +123,11 @@ def report(description: str, tables: Mapping[str, pd.DataFrame], outputs: Sequen
               "the agent's own prediction; 0.5 is expected of maps that depend on what was "
               "learned.", "", *_randomised(tables["randomisation"])]
     return "\n".join(lines)
+
+
+def _label(output: str) -> str:
+    label = LABELS.get(output, output)
+    return label[:1].upper() + label[1:]
 
 
 def _chosen(table: pd.DataFrame, key: tuple[str, str], output: str | None = None,
@@ -148,15 +158,15 @@ def _by_lag(table: pd.DataFrame, measure: str) -> list[str]:
     return markdown_table(["predictor", *(f"lag {lag}" for lag in lags)], rows)
 
 
-def _claims(table: pd.DataFrame) -> list[str]:
-    found = table[(table["p_holm"] <= 0.05) & (table["measure"] == "sign")]
-    if found.empty:
-        return ["None of the shares of correct signs.", ""]
-    return markdown_table(
-        ["predictor", "compared with", "lag", "difference of shares of correct signs", "p (Holm)"],
-        [[row.predictor, row.reference, str(row.lag),
-          f"{row.difference:+.2f} ({row.low_95:+.2f} to {row.high_95:+.2f})", format_p(row.p_holm)]
-         for row in found.itertuples()])
+def _differences(table: pd.DataFrame) -> list[str]:
+    """Format how the shares of correct signs of the simulator's methods differ from others."""
+    part = table[(table["measure"] == "sign") & table["predictor"].isin(SIMULATOR_METHODS)]
+    lags, rows = sorted(part["lag"].unique()), []
+    for (name, other), differences in part.groupby(["predictor", "reference"], sort=False):
+        cells = {row.lag: bold(f"{row.difference:+.2f} ({row.low_95:+.2f} to {row.high_95:+.2f})",
+                               row.p_holm <= LEVEL) for row in differences.itertuples()}
+        rows.append([name, other, *(cells.get(lag, "–") for lag in lags)])
+    return markdown_table(["predictor", "compared with", *(f"lag {lag}" for lag in lags)], rows)
 
 
 def _randomised(table: pd.DataFrame) -> list[str]:
@@ -170,42 +180,44 @@ def _randomised(table: pd.DataFrame) -> list[str]:
          for row in table.itertuples()])
 
 
-def plot(scores: pd.DataFrame, outputs: Sequence[str], shown: Sequence[str]) -> Figure:
+def plot(scores: pd.DataFrame, outputs: Sequence[str], alone: Sequence[str]) -> Figure:
     """Plot the share of correct signs over the lag, for all kinds together.
 
     Args:
         scores: the table ``scores``.
         outputs: names of the outputs, one row of panels each.
-        shown: names of the predictors of the agent alone that are shown; all predictors through the
-            simulator and all baselines are shown, too.
+        alone: names of the predictors of the agent alone.
     """
-    figure = Figure(figsize=(13.5, 4.3 * len(outputs)), layout="constrained")
-    grid = figure.subplots(len(outputs), 3, squeeze=False, sharey=True)
-    palette = [colour for colour in COLOURS if colour not in (BLUE, VERMILION)]
-    groups = (("agent alone", list(shown)), ("simulator: gradients", [
-        name for name in SIMULATOR_METHODS if "difference" not in name]),
-        ("simulator: finite differences", [
-            name for name in SIMULATOR_METHODS if "difference" in name]))
+    groups = {
+        "agent alone: pixels": [name for name in alone if name.startswith(PIXELS)],
+        "agent alone: layers": [name for name in alone if not name.startswith(PIXELS)],
+        "simulator: gradients": [name for name in SIMULATOR_METHODS if "difference" not in name],
+        "simulator: finite differences": [name for name in SIMULATOR_METHODS
+                                          if "difference" in name]}
+    figure = Figure(figsize=(17, 4.2 * len(outputs) + 1.2), layout="constrained")
+    grid = figure.subplots(len(outputs), len(groups), squeeze=False, sharey=True)
+    colours = [VERMILION, *(colour for colour in COLOURS if colour != VERMILION)]
     for axes_of, output in zip(grid, outputs):
         table = _chosen(scores, (TOTAL, ALL), output, ALL)
         lags = sorted(table["lag"].unique())
-        for axes, (title, names) in zip(axes_of, groups):
+        for axes, (title, names) in zip(axes_of, groups.items()):
             axes.axhline(0.5, color=DARK_GREY, linewidth=0.8)
-            drawn = [*((name, style) for name, style in zip(BASELINES, ("--", ":"))),
-                     *((name, "-") for name in names)]
-            for number, (name, line) in enumerate(drawn):
+            drawn = [(name, line, DARK_GREY) for name, line in zip(BASELINES, ("--", ":"))]
+            drawn += [(name, "-", colour) for name, colour in zip(names, colours)]
+            for number, (name, line, colour) in enumerate(drawn):
                 part = table[table["predictor"] == name].sort_values("lag")
-                places = np.array([lags.index(lag) for lag in part["lag"]]) + 0.06 * (number - 3)
-                colour = DARK_GREY if name in BASELINES else (
-                    VERMILION, BLUE, *palette)[(number - 2) % (2 + len(palette))]
-                axes.errorbar(places, part["sign"], fmt="o" + line, color=colour, markersize=4,
-                              linewidth=1.2, elinewidth=0.8, label=name.removeprefix("simulator: "),
-                              yerr=np.abs(part[["sign_low_95", "sign_high_95"]].to_numpy().T
-                                          - part["sign"].to_numpy()))
+                places = np.array([lags.index(lag) for lag in part["lag"]])
+                axes.errorbar(
+                    places + 0.07 * (number - (len(drawn) - 1) / 2), part["sign"], fmt="o" + line,
+                    color=colour, markersize=4, linewidth=1.2, elinewidth=0.8,
+                    label=name.partition(": ")[2] or name,
+                    yerr=np.abs(part[["sign_low_95", "sign_high_95"]].to_numpy().T
+                                - part["sign"].to_numpy()))
             axes.set_xticks(range(len(lags)), map(str, lags))
-            axes.set_xlabel("lag (steps after the frame)")
-            axes.set_title(f"{output}: {title}", fontsize=10)
-            axes.legend(fontsize=7, loc="lower left")
-        axes_of[0].set_ylabel("share of correct signs, total effect")
+            axes.set_title(f"{LABELS.get(output, output)}\n{title}", fontsize=10)
+            axes.grid(axis="y", alpha=0.3)
+        axes_of[0].set_ylabel("share of correct signs (total effect)")
+    for axes in grid[-1]:
+        axes.set_xlabel("lag (steps after the frame)")
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     return figure
-

@@ -8,7 +8,9 @@ Three measures compare predicted with measured effects of the same pairs:
 
 Pairs whose effect is at most MIN_EFFECT in absolute value have no sign and are left out of all
 measures. Intervals are 95 % percentile intervals of the bootstrap over levels; differences are
-paired, with the same resamplings for both predictors.
+paired, with the same resamplings for both predictors. Their p-values are two-sided and use the
+normal approximation with the standard deviation of the resampled differences, because a count of
+resamplings could not be small enough for Holm's correction.
 
 Two baselines use measured effects. *Constant sign per kind* predicts the mean sign of the kind's
 effects in the other half of the levels, at the same lag. *Lag 0 carried forward* predicts the
@@ -25,7 +27,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
+from scipy.stats import norm, rankdata
 
 from attribution.checking.object_effects import EFFECTS, TOTAL
 from interventions.probes import auc_of_draws
@@ -143,14 +145,13 @@ def pair_counts(data: Effects) -> pd.DataFrame:
         f"no_effect_{name}" for name in data.outputs)])
 
 
-def score_predictions(data: Effects, references: Sequence[str], compared: Sequence[str], seed: int
+def score_predictions(data: Effects, comparisons: Sequence[tuple[str, str]], seed: int
                       ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Score all predictors, and compare some with references.
+    """Score all predictors, and compare pairs of them.
 
     Args:
         data: measured and predicted effects.
-        references: predictors or baselines that others are compared with.
-        compared: predictors or baselines that are compared with all references.
+        comparisons: predictors, and the predictor or baseline that each is compared with.
         seed: seed of the bootstrap, and of the halves of ``constant_sign``.
 
     Returns:
@@ -160,9 +161,9 @@ def score_predictions(data: Effects, references: Sequence[str], compared: Sequen
         - scores: ``pairs``, ``levels`` and, for each of MEASURES, the value and the ends of its
           interval, ``<measure>_low_95`` and ``<measure>_high_95``. AUC and rank correlation of the
           baseline CONSTANT are NaN for a single kind.
-        - differences: ``reference``, ``measure``, ``difference``, ``low_95``, ``high_95`` and
-          ``p``, see ``ClusterBootstrap.p_of``; and ``p_holm``, corrected by Holm's method over all
-          rows with the same effect, subset, output, kind and measure
+        - differences: ``reference``, ``measure``, ``difference``, ``low_95``, ``high_95``,
+          ``p``; and ``p_holm``, corrected by Holm's method over all rows with the same effect,
+          subset, output, kind and measure
     """
     scores: list[dict] = []
     differences: list[dict] = []
@@ -190,12 +191,16 @@ def score_predictions(data: Effects, references: Sequence[str], compared: Sequen
             differences += [
                 {**facts, "predictor": name, "reference": other, "measure": measure,
                  **scored.difference(name, other, measure)}
-                for name in compared for other in references
-                for measure in MEASURES if {name, other} <= set(known) and name != other]
-    table = pd.DataFrame(differences).dropna(subset=["difference"])
+                for name, other in comparisons for measure in MEASURES
+                if {name, other} <= set(known)]
     family = ["effect", "subset", "output", "kind", "measure"]
+    table = pd.DataFrame(differences, columns=[
+        *family[:4], "lag", "predictor", "reference", "measure", "difference", "low_95", "high_95",
+        "p"]).dropna(subset=["difference"])
     table["p_holm"] = table.groupby(family)["p"].transform(holm)
-    return pd.DataFrame(scores), table
+    measures = [f"{measure}{end}" for measure in MEASURES for end in ("", "_low_95", "_high_95")]
+    return pd.DataFrame(scores, columns=[*family[:4], "lag", "predictor", "pairs", "levels",
+                                         *measures]), table
 
 
 class _Scores:
@@ -243,11 +248,13 @@ class _Scores:
         return result
 
     def difference(self, name: str, other: str, measure: str) -> dict[str, float]:
-        """Return the paired difference of two predictors, with its interval and p-value."""
+        """Return the paired difference of two predictors, with its interval and p-value; NaN if the
+        measure is undefined for one of them."""
         values, others = self._values[name, measure], self._values[other, measure]
-        if len(values) != len(others):  # a measure that is undefined for one of them
+        if not np.isfinite(values[0] - others[0]):
             return {"difference": np.nan, "low_95": np.nan, "high_95": np.nan, "p": np.nan}
         difference = values - others
         low, high = self._interval(difference[1:])
+        deviation = float(np.nanstd(difference[1:]))
         return {"difference": difference[0], "low_95": low, "high_95": high,
-                "p": self._bootstrap.p_of(lambda _: difference[1:])}
+                "p": 2 * norm.sf(abs(difference[0]) / deviation) if deviation else 1.0}
