@@ -221,7 +221,7 @@ def main(argv: list[str] | None = None) -> None:
     parts = [episodes[begin:begin + _LEVELS_PER_GROUP]
              for begin in range(0, len(episodes), _LEVELS_PER_GROUP)]
     done = 0
-    for number, part in enumerate(with_progress(parts, len(parts), "group of levels")):
+    for number, part in enumerate(with_progress(parts, len(parts), "group")):
         groups.append(store.compute("group", number, function=functools.partial(
             study.group, part, args.num_pairs - done, max(args.num_randomised - done, 0))))
         done += len(groups[-1]["levels"])

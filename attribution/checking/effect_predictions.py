@@ -100,13 +100,13 @@ class Scene:
         first: dict[tuple[int, int], int] = {}
         frames = np.array([first.setdefault((pair.episode, pair.row), number)
                            for number, pair in enumerate(pairs)])
-        worlds = [None, None]
+        with_object = without = None
         if view is not None:
             clock = [pair.row for pair in pairs]
-            worlds = [RenderedWorlds.of_states(view, states, clock) for states in (
-                [pair.state for pair in pairs],
-                [pair.thing.removed_from(pair.state) for pair in pairs])]
-        return cls(pairs, replays, frames, *worlds, recorded_game(folder).env_name)
+            with_object = RenderedWorlds.of_states(view, [pair.state for pair in pairs], clock)
+            without = RenderedWorlds.of_states(
+                view, [pair.thing.removed_from(pair.state) for pair in pairs], clock)
+        return cls(pairs, replays, frames, with_object, without, recorded_game(folder).env_name)
 
 
 def agent_names(bottlenecks: Sequence[Bottleneck]) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from stats.significance import LEVEL
 
 LABELS = {VALUE: "value", TAKEN: "log-probability of the recorded action"}
 _TITLES = {"sign": "Share of correct signs", "auc": "AUC", "rank": "Rank correlation"}
+_RANDOMISED_LAGS = (0, 4)  # shown in the report
 _SUBSETS = {(TOTAL, ALL): "total effect", (DIRECT, ALL): "direct effect",
             (TOTAL, SAME_PLACE): f"total effect, player within {NEAR} squares of its place"}
 
@@ -106,10 +107,12 @@ def report(description: str, tables: Mapping[str, pd.DataFrame], outputs: Sequen
             lines += [f"## {_label(output)}: {title}", ""]
             for measure in MEASURES:
                 lines += [f"{_TITLES[measure]}, all kinds:", "", *_by_lag(part, measure)]
-            lines += ["Differences of shares of correct signs, all kinds, between the simulator "
-                      "and the agent alone or a baseline. Bold: p <= 0.05 after Holm's correction "
-                      "over all rows of differences.csv with this effect, output and measure.", "",
-                      *_differences(_chosen(differences, key, output, ALL))]
+            if key == (TOTAL, ALL):
+                lines += [
+                    "Differences of shares of correct signs, all kinds, between the simulator and "
+                    "the agent alone or a baseline. Bold: p <= 0.05 after Holm's correction over "
+                    "all rows of differences.csv with this effect, output and measure.", "",
+                    *_differences(_chosen(differences, key, output, ALL))]
     lines += [f"## By kind of object (at least {MIN_OBJECTS} pairs)", ""]
     for output in outputs:
         for kind in dict.fromkeys(scores["kind"]):
@@ -160,7 +163,9 @@ def _by_lag(table: pd.DataFrame, measure: str) -> list[str]:
 
 def _differences(table: pd.DataFrame) -> list[str]:
     """Format how the shares of correct signs of the simulator's methods differ from others."""
-    part = table[(table["measure"] == "sign") & table["predictor"].isin(SIMULATOR_METHODS)]
+    part = table[(table["measure"] == "sign") & table["predictor"].isin(SIMULATOR_METHODS)
+                 & (table["reference"].str.startswith(PIXELS)
+                    | table["reference"].isin(BASELINES))]
     lags, rows = sorted(part["lag"].unique()), []
     for (name, other), differences in part.groupby(["predictor", "reference"], sort=False):
         cells = {row.lag: bold(f"{row.difference:+.2f} ({row.low_95:+.2f} to {row.high_95:+.2f})",
@@ -170,6 +175,7 @@ def _differences(table: pd.DataFrame) -> list[str]:
 
 
 def _randomised(table: pd.DataFrame) -> list[str]:
+    table = table[table["lag"].isin(_RANDOMISED_LAGS)]
     if table.empty:
         return ["Not computed.", ""]
     return markdown_table(

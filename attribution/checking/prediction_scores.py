@@ -240,7 +240,7 @@ class _Scores:
 
     def row(self, name: str) -> dict[str, float]:
         """Return all measures of a predictor with their intervals."""
-        result = {}
+        result: dict[str, float] = {}
         for measure in MEASURES:
             values = self._values[name, measure]
             low, high = self._interval(values[1:])
