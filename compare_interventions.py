@@ -39,10 +39,11 @@ from interventions.comparison import (
     write_joined_results,
 )
 from interventions.conditions import add_comparison_flags, patch_conditions, swap_conditions
-from interventions.config import DirectionFilesConfig, DirectionsConfig
+from interventions.config import DirectionsConfig
 from interventions.flags import (
     add_alter_from_flag,
     add_direction_flags,
+    direction_episodes,
     directions_folder,
     patch_arms,
     patched_precision,
@@ -125,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
     if not args.scan and (not arms or explicit & {"directions", "swaps"}):
         projector, matrices = Projector.load_for(
             policy.hidden_state_size, directions_folder(args, parameters),
-            parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
+            direction_episodes(args, parameters, "--num_direction_episodes"), args.agent_file)
         directions = (parameters.get(DirectionsConfig).ids()
                       if not arms or "directions" in explicit else ())
         swaps = swap_conditions(directions, args.swaps, args.num_controls, projector,

@@ -19,10 +19,10 @@ from common.results import ResultStore, Schema
 from common.step_results import StepResults
 from generative.flags import add_generated_data_flag
 from generative.sample_files import SampleFolder
-from interventions.config import DirectionFilesConfig
 from interventions.flags import (
     add_direction_folder_flag,
     add_direction_number_flag,
+    direction_episodes,
     directions_folder,
 )
 from interventions.hidden_states_folder import hidden_state_results
@@ -76,9 +76,11 @@ def main(argv: list[str] | None = None) -> None:
     generated = Path(parameters.common.generated_data_dir)
     folders = [SampleFolder(generated / name) for name in args.samples]
     hidden = hidden_state_results(directions_folder(args, parameters),
-                                  parameters.get(DirectionFilesConfig).num_episodes)
-    results = StepResults(args.behaviours_dir or parameters.folders.behaviours, BEHAVIOUR_FILES,
-                          parameters.get(BehavioursConfig).num_samples)
+                                  direction_episodes(args, parameters))
+    results = StepResults.open(
+        args.behaviours_dir or parameters.folders.behaviours, BEHAVIOUR_FILES,
+        parameters.get(BehavioursConfig).num_samples, "--num_behaviour_samples",
+        parameters.is_given(BehavioursConfig, "num_samples"))
     behaviours: StepResults | None = results
     is_required = {"behaviours_dir", "num_behaviour_samples"} & explicit
     if not is_required and not results.file("per_sample").exists():

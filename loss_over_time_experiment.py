@@ -25,7 +25,7 @@ from agents.replay import recorded_game, replayed
 from common.cli import Parser, add_save_dir_flag, count, from_zero, whole
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import atomic_folder, save_json, sha256, versions
+from common.files import sha256
 from common.game_constants import pixels_per_square
 from common.progress import with_progress
 from common.results import ResultStore
@@ -141,6 +141,8 @@ def main(argv: list[str] | None = None) -> None:
     output = args.output_dir or parameters.folders.loss_over_time / session
     if output.exists():
         raise UserError(f"{output} already exists; delete it or choose another --output_dir")
+    output_store = ResultStore(output, LOSS_OVER_TIME)
+    output_store.check_replaceable()
 
     simulator = open_simulator(args.model_file, args.agent_file, config, compute)
     run = run_of(args.model_file)
@@ -157,10 +159,9 @@ def main(argv: list[str] | None = None) -> None:
     num_batches = parameters.get(LossOverTimeConfig).num_batches
     batch_size = parameters.get(TrainingConfig).batch_size
     held_out, train = split.held_out, split.train
-    doubt = leakage_reason(run, common.data_dir, len(dataset.episodes))
     if args.unseen:
         held_out = train = np.arange(len(dataset))
-        doubt = ""
+    doubt = leakage_reason(args.model_file, dataset, held_out, assured=args.unseen)
     worlds = recorded_worlds(simulator, dataset, held_out) if args.rendered_worlds else None
     if worlds:
         held_out = np.intersect1d(held_out, dataset.attach_worlds(worlds))
@@ -201,7 +202,25 @@ def main(argv: list[str] | None = None) -> None:
         Simulations(simulator, dataset, held_out, draw, compute, args.seed, batch_size, worlds),
         args.random_starts, args.event_starts, args.num_worlds, args.equal_view_levels)
 
-    with atomic_folder(output) as folder:
+    settings = {
+        "model_file": str(args.model_file), "model_sha256": sha256(args.model_file),
+        "agent_file": str(args.agent_file), "agent_sha256": agent_sha256(args.agent_file),
+        "data_dir": common.data_dir,
+        "recording_sha256": dataset.folder.sha256(args.check_contents),
+        "held_out_fraction": training.held_out_fraction, "split_seed": split_seed,
+        "unseen": args.unseen, "action_noise": noise, "rendered_worlds": args.rendered_worlds,
+        "train_data_dir": str(args.train_data_dir or ""),
+        **describe_file(args.compare_model_file, "compare_model"),
+        **describe_file(args.other_agent_file, "other_agent"),
+        "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": draw.how,
+        "precision": compute.precision, "num_init_steps": num_init_steps,
+        "num_sim_steps": config.num_sim_steps, "batch_size": batch_size,
+        "num_batches": num_batches, "objects": list(objects.kinds) if objects else [],
+        "windows": result.windows.tolist(),
+        "action_windows": result.action_windows.tolist(),
+        "episodes": result.episodes.tolist(),
+        "comparisons": compared}
+    with output_store.replace(settings) as folder:
         result.save(folder)
         store = ResultStore(folder, LOSS_OVER_TIME)
         store.write("table", value=table)
@@ -223,25 +242,6 @@ def main(argv: list[str] | None = None) -> None:
             moments = slice(0, None, STRIDE)
             write_strip(store.file_of("strip", f"{window:06d}"),
                         [list(truth[moments]), list(imagined[moments])], STRIP_HEIGHT)
-        save_json(store.settings_file, {
-            "model_file": str(args.model_file), "model_sha256": sha256(args.model_file),
-            "agent_file": str(args.agent_file), "agent_sha256": agent_sha256(args.agent_file),
-            "data_dir": common.data_dir,
-            "recording_sha256": dataset.folder.sha256(args.check_contents),
-            "held_out_fraction": training.held_out_fraction, "split_seed": split_seed,
-            "unseen": args.unseen, "action_noise": noise, "rendered_worlds": args.rendered_worlds,
-            "train_data_dir": str(args.train_data_dir or ""),
-            **describe_file(args.compare_model_file, "compare_model"),
-            **describe_file(args.other_agent_file, "other_agent"),
-            "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": draw.how,
-            "precision": compute.precision, "num_init_steps": num_init_steps,
-            "num_sim_steps": config.num_sim_steps, "batch_size": batch_size,
-            "num_batches": num_batches, "objects": list(objects.kinds) if objects else [],
-            "windows": result.windows.tolist(),
-            "action_windows": result.action_windows.tolist(),
-            "episodes": result.episodes.tolist(),
-            "comparisons": compared,
-            "versions": versions()})
     print_summary(table, compared)
     print_card(table)
     if life is not None:

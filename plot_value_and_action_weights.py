@@ -22,8 +22,7 @@ from common.game_constants import ACTION_LABELS
 from common.palette import BLUE, VERMILION
 from common.results import Entry, File, ResultStore, Schema, Table
 from generative.flags import add_simulator_flags
-from interventions.config import DirectionFilesConfig
-from interventions.flags import add_direction_flags, directions_folder
+from interventions.flags import add_direction_flags, direction_episodes, directions_folder
 from interventions.projector import Projector
 
 TABLE_NAME = "read_out_weights.csv"
@@ -51,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     store = ResultStore(output, FIGURES)
     store.check_replaceable()
     policy = load_agent(args.agent_file)
-    num_episodes = parameters.get(DirectionFilesConfig).num_episodes
+    num_episodes = direction_episodes(args, parameters)
     precomputed = directions_folder(args, parameters)
     projector, matrices = Projector.load_for(policy.fc_value.in_features, precomputed, num_episodes,
                                              args.agent_file)

@@ -38,11 +38,12 @@ from envs.level_state import LevelState
 from envs.objects import moving_objects
 from envs.procgen_env import EnvConfig
 from envs.wide_view import WorldView
-from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
+from interventions.config import DirectionsConfig, SwapConfig
 from interventions.flags import (
     add_alter_from_flag,
     add_patch_flags,
     add_swap_flags,
+    direction_episodes,
     directions_folder,
     open_arm,
     open_swap,
@@ -190,7 +191,8 @@ def main(argv: list[str] | None = None) -> None:
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
                      lambda: Projector.load_for(
                          policy.hidden_state_size, directions_folder(args, parameters),
-                         parameters.get(DirectionFilesConfig).num_episodes, args.agent_file),
+                         direction_episodes(args, parameters, "--num_direction_episodes"),
+                         args.agent_file),
                      compute.device, args.random_directions, args.alter_from_step)
     all_levels = config.draw_levels(args.num_episodes, args.seed)
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
@@ -243,7 +245,8 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{args.agent_file} on {words_of(config, edit)}, "
               f"{'with' if noise else 'no'} action noise{with_patches}: "
               f"success rate {100 * solved / len(levels):.1f} %, mean length "
-              f"{frames / len(levels):.1f} frames")
+              f"{frames / len(levels):.1f} frames"
+              + ("; evaluate.py measures the agent without noise" if noise else ""))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from generative.runs import (
     checkpoints,
     new_run_folder,
     run_of,
+    save_training_episodes,
 )
 from generative.training import SimulatorTraining
 
@@ -79,8 +80,11 @@ def train(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet
 
     keep_freed_memory()
     world.connect_gpus(compute.device)
+    start_file = checkpoints(folder)[-1] if args.resume else args.model_file
     run = SimulatorTraining(folder, settings, compute, world)
     if world.is_main:
+        train = run.dataset.split(settings.training.held_out_fraction, settings.seed).train
+        save_training_episodes(run.folder, run.dataset, train, start_file)
         print(f"training on {compute.device} in {compute.precision}{world.description}, "
               f"{run.num_batches} batches; writing to {run.folder}", flush=True)
     status = run.train()

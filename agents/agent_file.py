@@ -19,10 +19,12 @@ agent before its first edit; it is also set if an edit changed the weights.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
 import re
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ from torch import Tensor
 from agents.edits import Edit, add_edit
 from agents.networks import ClearEmbedder, Embedder, ImpalaEmbedder, NatureEmbedder, Policy
 from common.config import typed
-from common.errors import UserError
+from common.errors import UserError, shortened
 from common.files import checked_weights, load_tensors, save_tensors
 
 ADAM_EPS = 1e-5
@@ -122,11 +124,11 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
         UserError: if the file is missing, truncated or not an agent file, if a tensor is missing,
             unknown, not finite or of the wrong shape, or if an edit is invalid.
     """
-    content = load_tensors(path, "agent file")
+    content = _read(path)
     state = _weights_of(content)
     if not isinstance(state, dict):
         raise UserError(f"{path} is not an agent file: it has neither a 'model_state_dict' nor a "
-                        "'state_dict'")
+                        f"'state_dict', under which the weights are{_hint_of_names(content)}")
     checked_weights(state, f"the agent file {path}")
     learned_initial_state = content.get("learned_initial_state", False) is True
     policy = _policy_like(state, learned_initial_state, path)
@@ -147,7 +149,7 @@ def read_origin(path: Path) -> AgentOrigin:
     Raises:
         UserError: if the file is missing or damaged, or a value is invalid.
     """
-    content = load_tensors(path, "agent file")
+    content = _read(path)
     origin = typed(AgentOrigin, {field.name: content.get(field.name) for field in
                                  dataclasses.fields(AgentOrigin)}, f"the agent file {path}")
     for name in ("reward_scale", "gamma", "lmbda"):
@@ -155,6 +157,14 @@ def read_origin(path: Path) -> AgentOrigin:
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"the agent file {path}: '{name}' must be above 0, not {value}")
     return origin
+
+
+def _read(path: Path) -> dict:
+    """Read an agent file; a message about a file of another format says which one it is."""
+    try:
+        return load_tensors(path, "agent file")
+    except UserError as error:
+        raise UserError(f"{error}{_hint_of_format(path)}") from None
 
 
 def _weights_of(content: dict) -> Any:
@@ -176,7 +186,7 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
         UserError: if the file is missing or damaged, has no optimiser state, or has one that does
             not fit its weights.
     """
-    content = load_tensors(path, "agent file")
+    content = _read(path)
     weights, optimizer = _weights_of(content), content.get("optimizer_state_dict", {})
     shapes = {name: parameter.shape for name, parameter in policy.named_parameters()}
     names = _published_order(name for name in shapes if name in weights)
@@ -216,8 +226,55 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
             hidden = state["gru.gru.weight_hh_l0"].shape[1]
             _check_shape(state, "gru.gru.weight_hh_l0", (3 * max(hidden, 1), max(hidden, 1)), path)
     except (KeyError, IndexError, TypeError) as error:
-        raise UserError(f"{path} is not an IMPALA, Nature or clear agent: {error!r}") from None
+        reason = f"it has no tensor {error}" if isinstance(error, KeyError) else repr(error)
+        raise UserError(f"{path} is not an IMPALA, Nature or clear agent: {reason}"
+                        f"{_hint_of_names(state)}") from None
     return Policy(embedder, hidden, learned_initial_state=learned_initial_state)
+
+
+# Names of tensors in CleanRL's ppo_procgen, for k = 0, 1, 2, and in Stable-Baselines3's CnnPolicy.
+_CLEANRL = ("network.k.conv is embedder.block{k + 1}.conv, network.k.res_block0.conv0 is "
+            "embedder.block{k + 1}.res1.conv1 and so on, network.5 is embedder.fc, actor is "
+            "fc_policy, critic is fc_value")
+_SB3 = ("features_extractor.cnn.0, .2 and .4 are embedder.conv1 to conv3, "
+        "features_extractor.linear.0 is embedder.fc, action_net is fc_policy, value_net is "
+        "fc_value; leave the others out")
+_PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and of torch.compile
+
+
+def _hint_of_format(path: Path) -> str:
+    """Return a hint for the message about a file that ``load_tensors`` does not read, or ""."""
+    with contextlib.suppress(Exception):  # a damaged file can raise almost any exception
+        if zipfile.is_zipfile(path):
+            names = zipfile.ZipFile(path).namelist()
+            if "policy.pth" in names:
+                return ("; it is a model of Stable-Baselines3: save policy.state_dict() under "
+                        f"'state_dict', and rename its tensors ({_SB3})")
+            if any("/code/__torch__" in name for name in names):
+                return ("; it is a TorchScript program: save the state_dict() of the original "
+                        "module under 'state_dict'")
+            classes = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            if classes:
+                return (f"; it needs Python code ({shortened(', '.join(sorted(classes)[:3]))}), "
+                        "which is not run: save the module's state_dict() under 'state_dict'")
+        with open(path, "rb") as file:
+            if b"joblib.numpy_pickle" in file.read(10_000):
+                return ("; it is a joblib file: python -m attribution.published converts agents "
+                        "of Understanding RL Vision")
+    return ""
+
+
+def _hint_of_names(content: dict) -> str:
+    """Return a hint for the message about tensors with other names than ours, or ""."""
+    names = [name for name in content if isinstance(name, str)]
+    if "actor.weight" in names and "network.0.conv.weight" in names:
+        return f"; it is an agent of CleanRL: rename its tensors ({_CLEANRL})"
+    if "action_net.weight" in names:
+        return f"; it is an agent of Stable-Baselines3: rename its tensors ({_SB3})"
+    for prefix in _PREFIXES:
+        if names and all(name.startswith(prefix) for name in names):
+            return f"; remove '{prefix}' from the names of its tensors"
+    return ""
 
 
 def reorder_adam(state_dict: dict, order: Sequence[int | None]) -> dict:
@@ -315,5 +372,9 @@ def _check_shape(weights: dict[str, Tensor], key: str, shape: tuple[int, ...], p
     if key not in weights:
         raise UserError(f"the agent file {path} has no tensor '{key}'")
     if tuple(weights[key].shape) != shape:
+        reason = ""
+        if key.startswith("fc_policy.") and tuple(weights[key].shape[1:]) == shape[1:]:
+            reason = (f"; agents need all {shape[0]} actions of Procgen, in its order, so a reduced"
+                      " set of actions does not fit")
         raise UserError(f"in the agent file {path} the tensor '{key}' has the shape "
-                        f"{tuple(weights[key].shape)}, not {shape}")
+                        f"{tuple(weights[key].shape)}, not {shape}{reason}")

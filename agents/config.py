@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import math
 from pathlib import Path
 
@@ -21,8 +22,12 @@ from envs.procgen_env import MAX_LEVEL, EnvConfig
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
 # Published defaults, used if neither a flag nor the agent file sets a value.
 _UNTRAINED = {"env_name": "coinrun", "distribution_mode": "easy", "use_backgrounds": False}
+_ASSUMED = {"env_name": "the game {}", "distribution_mode": "the mode {}",
+            "use_backgrounds": "no backgrounds"}  # phrases of messages
 
 level_seed = whole(0, MAX_LEVEL)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +153,8 @@ def add_env_flags(parser: argparse.ArgumentParser, of_agent: bool = True) -> Non
 def env_config(args: argparse.Namespace, agent_file: Path | None = None) -> EnvConfig:
     """Return the game and levels that the flags of :func:`add_env_flags` select.
 
+    Log a warning that names the values that neither the flags nor the agent file determine.
+
     Args:
         args: parsed flags.
         agent_file: agent whose training provides the defaults. Without it, or if the flags select
@@ -162,8 +169,16 @@ def env_config(args: argparse.Namespace, agent_file: Path | None = None) -> EnvC
     if agent_file is not None:
         trained = {name: value for name, value in vars(read_origin(agent_file)).items()
                    if name in _UNTRAINED and value is not None}
+        why = f"{agent_file} does not say how the agent was trained"
         game = trained.get("env_name")
         if game and flags.get("env_name", game) != game:
-            trained = {}
+            trained, why = {}, f"{agent_file} was trained in {game}"
+        assumed = {name: value for name, value in _UNTRAINED.items()
+                   if name not in {**flags, **trained}}
+        if assumed:
+            logger.warning("%s, so this is assumed: %s; to choose, give %s", why, ", ".join(
+                _ASSUMED[name].format(value) for name, value in assumed.items()), " and ".join(
+                    "--use_backgrounds or --no_backgrounds" if name == "use_backgrounds"
+                    else f"--{name}" for name in assumed))
     return EnvConfig(**{**_UNTRAINED, **trained, **flags}, start_level=args.start_level,
                      num_levels=args.num_levels)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from agents.pooling import halve
+from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
 
 ARCHITECTURES = ("impala", "nature", "clear")
@@ -334,10 +335,23 @@ class Policy(nn.Module):
         """Run one step.
 
         Args:
-            images: images in [0, 1] (N, C, H, W).
+            images: images in [0, 1] (N, C, H, W); ``to_images`` converts frames.
             hidden: hidden states after the previous step (N, D).
             masks: 0 where an episode begins and 1 elsewhere (N,).
+
+        Raises:
+            UserError: if the images are integers or exceed 2, as frames from 0 to 255 do, or the
+                sizes of the arguments do not fit together.
         """
+        largest = float(images.max())
+        if not images.is_floating_point() or largest > 2:
+            raise UserError(f"images must be real numbers from 0 to 1, not {images.dtype} up to "
+                            f"{largest:g}; convert frames with to_images, or divide by 255")
+        size = tuple(hidden.shape) if self.recurrent else (len(hidden), self.hidden_state_size)
+        if size != (len(images), self.hidden_state_size) or masks.shape != images.shape[:1]:
+            raise UserError(f"{len(images)} images need hidden states of the shape "
+                            f"{(len(images), self.hidden_state_size)} and masks of the shape "
+                            f"{(len(images),)}, not {tuple(hidden.shape)} and {tuple(masks.shape)}")
         embeddings = self.embed(images).float()
         output = self.sequence(embeddings.unsqueeze(0), hidden, masks.unsqueeze(0))
         return PolicyOutput(output.logits[0], output.values[0], output.hidden_states[0])

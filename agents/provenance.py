@@ -6,8 +6,8 @@ digests of the episodes under CONTENTS: ``{number: [bytes, sha256]}``. A stored 
 the files of the episode have this total size and are not newer than ``recording.json``; otherwise
 they are read.
 
-Earlier versions stored checksums of agent files instead; the shipped agents list the checksums of
-their earlier files under EARLIER_FILES. Recordings without digests of their episodes are identified
+Earlier versions stored checksums of agent files instead; those of the shipped agents' earlier files
+are in EARLIER_FILES. Recordings without digests of their episodes are identified
 by their index and ``recording.json``. Both forms are still accepted.
 """
 
@@ -17,13 +17,25 @@ import hashlib
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeGuard
 
 from agents.agent_file import load_agent, weights_sha256
 from common.errors import UserError
-from common.files import load_tensors, sha256
+from common.files import is_sha256, read_bytes, sha256
 
 CONTENTS = "contents"  # key in recording.json
-EARLIER_FILES = "earlier_sha256"  # entry of an agent file: checksums of files with equal weights
+# Checksums of earlier files of the shipped agents, by the digest of the weights. Agent files also
+# have such a list, which is not believed, because any file could claim to be another agent.
+EARLIER_FILES = {
+    "b14d8d28cbd6ba9e5196d4dd83d57706bbabbb2b167f9a3eb1b437135bcc6371": (
+        "8525abe4cbe70e4c8239924731fb415cc66a4871239fae8f5bd1f1fabb371120",
+        "87270f882b223369a01d689602d8ec7fd59b6fd22c83f1a0d5e605253ea1e93f"),
+    "4005f42ebde8068fd6d8cde1e63e1aa5d56eafeb2e4c6e39fe3b72abb7591be4": (
+        "3b4e5616516191731bb7d5a37637698e2fd4a7ac281410c298feabaab98a5c40",
+        "6742d717ee18fc0b46dad9f1d387c9349f8796991b77f1fc8527fa0855767bb0"),
+    "abf34f258185a3e676d9c572725ece74b189861f6a17408ad5e7f6e29d0cfa9d": (
+        "883e83787d92453a3a90c7790758c107448e1c95847d80f7c26555156978b201",
+        "e885ca2bca1088a99551d150cbb7d37bbe8a305810f1669eadadf4686ea82301")}
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +50,14 @@ def agent_sha256(path: Path) -> str:
 
 
 def agent_digests(path: Path) -> frozenset[str]:
-    """Return the digest of an agent, and the checksums of its file and of earlier files with the
-    same weights; results may identify the agent by any of them.
+    """Return the digest of an agent, and the checksums of its file and of earlier files of shipped
+    agents with the same weights; results may identify the agent by any of them.
 
     Raises:
         UserError: if the file is missing, damaged or not an agent file.
     """
-    earlier = load_tensors(path, "agent file").get(EARLIER_FILES, [])
-    if not isinstance(earlier, list) or not all(isinstance(item, str) for item in earlier):
-        raise UserError(f"in the agent file {path} '{EARLIER_FILES}' is not a list of checksums")
-    return frozenset({agent_sha256(path), sha256(path, "agent file"), *earlier})
+    digest = agent_sha256(path)
+    return frozenset({digest, sha256(path, "agent file"), *EARLIER_FILES.get(digest, ())})
 
 
 def check_agent(found: object, agent: Path | str | None, made: str, way_out: str) -> None:
@@ -70,6 +80,19 @@ def check_agent(found: object, agent: Path | str | None, made: str, way_out: str
         raise UserError(f"{made} with an agent other than {name}; {way_out}")
 
 
+def is_digest(stored: object) -> TypeGuard[list]:
+    """Return whether an entry of CONTENTS has the right form, so that it may be trusted."""
+    return (isinstance(stored, list) and len(stored) == 2 and type(stored[0]) is int
+            and is_sha256(stored[1]))
+
+
 def file_sha256(paths: Iterable[Path]) -> str:
-    """Return the SHA-256 digest of the concatenated contents of files."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    """Return the SHA-256 digest of the concatenated contents of files.
+
+    Raises:
+        UserError: if a path is not a regular file.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(read_bytes(path))
+    return digest.hexdigest()

@@ -43,7 +43,7 @@ import numpy as np
 import pandas as pd
 
 from agents import world_files
-from agents.provenance import CONTENTS, check_agent, file_sha256
+from agents.provenance import CONTENTS, check_agent, file_sha256, is_digest
 from common.errors import UserError
 from common.files import (
     ArrayFile,
@@ -58,7 +58,7 @@ from common.files import (
 from common.game_constants import FRAME_SIZE
 from common.parameters import PARAMETER_SET
 from common.results import Entry, File, ResultStore, Schema
-from common.shards import DIVIDED, WHOLE, Shard, ShardNotes
+from common.shards import DIVIDED, WHOLE, Shard, ShardNotes, divided_number
 from common.tables import read_table
 from common.video import write_video
 
@@ -70,7 +70,8 @@ FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
 # Patterns of the files that are read from a data folder; videos are never read.
 PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.*")
 RECORDING = Schema("a recording", "record.py", {
-    "index": Entry("idx_to_episode.csv", File()), "array": Entry("episode_{:0>5}/{}.npy", File()),
+    "index": Entry("idx_to_episode.csv", File()), "array": Entry(
+        "episode_{:0>5}/{}.npy", File(), choices=("ob", "hx", "lp")),
     "steps": Entry("data_gen_model_{:0>5}.csv", File()),
     "waiting_steps": Entry(".steps_{:0>5}.csv", File()),  # until their global steps are known
     "video": Entry("sample_{:0>5}.mp4", File()),
@@ -186,8 +187,7 @@ class RolloutFolder(ResultStore):
             files, known = self.files_of(number), stored.get(str(number))
             stats = [path.stat() for path in files]
             size, newest = sum(s.st_size for s in stats), max(s.st_mtime_ns for s in stats)
-            if (not isinstance(known, list) or len(known) != 2
-                    or known[0] != size or newest > stored_at):
+            if known is None or not is_digest(known) or known[0] != size or newest > stored_at:
                 known = [size, file_sha256(files)]
                 if stored.get(str(number), known) != known:
                     logger.warning("%s: episode %d changed after the recording was finished",
@@ -342,7 +342,7 @@ class RolloutWriter:
         self._digests: dict[str, list[int | str]] = {}
         if self._is_whole:
             with atomic_path(self.folder.index_file) as temporary:
-                temporary.write_text(_INDEX_HEADER + self._place_finished())
+                temporary.write_text(_INDEX_HEADER + self._place_finished(), encoding="utf-8")
 
     def has(self, number: int) -> bool:
         """Return whether an episode is complete on disk."""
@@ -461,13 +461,13 @@ def join_recording(path: Path, num_episodes: int | None = None) -> RolloutFolder
     folder = RolloutFolder(path, joined=False)
 
     def make(settings: dict, through: Path) -> None:
-        numbers = range(settings.pop(DIVIDED)["num_episodes"])
+        numbers = range(divided_number(settings.pop(DIVIDED, {}), "num_episodes"))
         if num_episodes not in (None, len(numbers)):
             raise UserError(f"the shards in {path} have recorded {len(numbers)} episodes, not "
                             f"{num_episodes}; use --num_episodes {len(numbers)}")
         global_step = 0
         with (atomic_path(folder.index_file, through=through) as temporary,
-              open(temporary, "w") as index):
+              open(temporary, "w", encoding="utf-8") as index):
             index.write(_INDEX_HEADER)
             for number in numbers:
                 length = _place_steps(folder, number, global_step, through)

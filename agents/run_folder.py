@@ -76,7 +76,7 @@ class TrainSettings:
 
     def __post_init__(self):
         if self.keep_optimizer and not self.model_file:
-            raise UserError("--keep_optimizer needs a --model_file with the optimiser's state")
+            raise UserError("--keep_optimizer needs an --agent_file with the optimiser's state")
 
 
 def episode_figures(statistics: EpisodeStatistics, prefix: str = "") -> dict[str, float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pandas as pd
 from PIL import Image, UnidentifiedImageError
 
 from common.errors import UserError
+from common.files import read_bytes
 from common.game_constants import FRAME_SIZE, WORLD_SIZE
 from common.tables import read_table
 from envs.level_state import MovingObject
@@ -37,7 +40,8 @@ class RenderedWorld:
 
 def rows_of(folder: Path) -> list[int]:
     """Return the rows whose worlds are in an episode's folder, in ascending order."""
-    return sorted(int(path.stem.rpartition("_")[2]) for path in folder.glob("world_*.png"))
+    return sorted(int(match[1]) for path in folder.glob("world_*.png")
+                  if (match := re.fullmatch(r"world_(\d{5,9})\.png", path.name)))
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -53,13 +57,17 @@ def read_world(folder: Path, row: int) -> np.ndarray:
         UserError: if the file is missing or damaged, or the image has another size.
     """
     path = _world_file(folder, row)
+    content = io.BytesIO(read_bytes(path))
     try:
-        with Image.open(path) as image:
-            world = np.asarray(image)
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
+        with Image.open(content) as image:
+            shape = *image.size[::-1], len(image.getbands())
+            fits = shape in ((WORLD_SIZE, WORLD_SIZE, 3), (FRAME_SIZE, FRAME_SIZE, 3))
+            world = np.asarray(image) if fits else None  # decode only images of the right size
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError,
+            ValueError) as error:
         raise UserError(f"{path} cannot be read as an image: {error}") from None
-    if world.shape not in ((WORLD_SIZE, WORLD_SIZE, 3), (FRAME_SIZE, FRAME_SIZE, 3)):
-        raise UserError(f"{path} has the shape {world.shape}, not {(WORLD_SIZE, WORLD_SIZE, 3)}, "
+    if world is None:
+        raise UserError(f"{path} has the shape {shape}, not {(WORLD_SIZE, WORLD_SIZE, 3)}, "
                         f"or {(FRAME_SIZE, FRAME_SIZE, 3)} for a static camera")
     return world
 

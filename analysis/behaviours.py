@@ -192,9 +192,10 @@ def read_features(run: SampleRun) -> tuple[np.ndarray, dict[str, str]]:
             belong to other samples.
     """
     agent = run.samples.stacked_field("hidden_states", run.numbers)
-    env_results = StepResults(
+    env_results = StepResults.open(
         run.args.env_precomp_dir or run.parameters.folders.env_states, ENV_STATE_FILES,
-        run.parameters.get(EnvHiddenConfig).num_samples)
+        run.parameters.get(EnvHiddenConfig).num_samples, "--num_env_samples",
+        run.parameters.is_given(EnvHiddenConfig, "num_samples"))
     env = read_env_coordinates(env_results, run.samples, run.numbers, agent.shape[1],
                                run.config.n_components_env)
     features = behaviour_features(agent, env, run.config.timestep_differences)

@@ -42,10 +42,10 @@ from common.tables import markdown_escaped
 from common.video import mark_action
 from generative.config import SaliencyConfig
 from generative.sample_files import SampleArrays, SampleFolder
-from interventions.config import DirectionFilesConfig
 from interventions.flags import (
     add_direction_folder_flag,
     add_direction_number_flag,
+    direction_episodes,
     directions_folder,
 )
 
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> None:
     numbers = comparison.read("sample_ids").tolist()
     samples = SampleFolder(args.samples_dir or Path(settings["samples_dir"]))
     inputs = Inputs.read(samples, numbers, directions_folder(args, parameters),
-                         parameters.get(DirectionFilesConfig).num_episodes, None)
+                         direction_episodes(args, parameters), None)
     if inputs.matrices != settings["matrices_sha256"]:
         raise UserError(f"the comparison in {comparison.path} was made with other directions than "
                         "those in --precomp_dir")
@@ -183,9 +183,9 @@ class BehaviourPages:
         pages = []
         for group in with_progress(self._groups, len(self._groups), "page"):
             pages.append(folder / f"{file_stem(group)}.md")
-            pages[-1].write_text(self._page(group, folder, final))
+            pages[-1].write_text(self._page(group, folder, final), encoding="utf-8")
         pages.append(folder / INDEX_NAME)
-        pages[-1].write_text(self._index())
+        pages[-1].write_text(self._index(), encoding="utf-8")
         return pages
 
     def _title(self, group: int | str) -> str:
@@ -260,11 +260,12 @@ class BehaviourPages:
             "", "The table counts influences of a component on other components and on the "
             "agent's outputs; influences of a component on itself are on the pages.\n",
             "## How to read them\n",
-            "An influence is claimed if three conditions hold. First, the gradient has the sign of "
+            "An influence is claimed if four conditions hold. First, the gradient has the sign of "
             "the product of the deviations of source and target from their medians in more samples "
-            f"than when the sources are shuffled among the samples (p ≤ {settings['level']}, "
-            f"corrected for all pairs, lags and behaviours; {settings['num_shuffles']} shuffles). "
-            "Second, the median gradient has the sign of the cross-correlation. Third, one "
+            "than when the sources are shuffled among the samples. Second, the p-value of this "
+            f"test is at most {settings['level']}, corrected for all pairs, lags and behaviours "
+            f"({settings['num_shuffles']} shuffles). "
+            "Third, the median gradient has the sign of the cross-correlation. Fourth, one "
             f"standard deviation of the source moves the target by at least {MIN_EFFECT} of the "
             "target's standard deviation. Components (ICs) are directions of the agent's hidden "
             "state; their sign is arbitrary. The target of an influence at lag k is read k "

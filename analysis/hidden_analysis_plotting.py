@@ -12,7 +12,7 @@ from analysis.steps import read_recorded_steps
 from common.cli import Parser, count
 from common.errors import script_main
 from common.results import ResultStore
-from interventions.flags import directions_folder
+from interventions.flags import direction_episodes, directions_folder
 from interventions.hidden_states_folder import hidden_state_results
 
 FIGURES = figure_schema("analysis/hidden_analysis_plotting.py")
@@ -34,9 +34,9 @@ def main(argv: list[str] | None = None) -> None:
     store = ResultStore(args.output_dir or parameters.folders.hidden_state_plots, FIGURES)
     store.check_replaceable()
     num_samples = None if args.no_generated_samples else agent_h.num_generated_samples
-    results = hidden_state_results(directions_folder(args, parameters), agent_h.num_episodes,
-                                   num_samples)
-    steps = read_recorded_steps(RolloutFolder(Path(data_dir)), agent_h.num_episodes)
+    results = hidden_state_results(directions_folder(args, parameters),
+                                   direction_episodes(args, parameters), num_samples)
+    steps = read_recorded_steps(RolloutFolder(Path(data_dir)), results.number)
     figures = draw_figures(results, steps, agent_h.num_epi_paths, args.seed)
     replace_figures(store, figures, results, {
         "num_generated_samples": num_samples, "num_epi_paths": agent_h.num_epi_paths,

@@ -27,6 +27,7 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    store = CLAIMS.store(args.output_dir)
     names = agent_names(args.studies, args.labels)
     findings, reasons = {}, {}
     for name, folder in zip(names, args.studies):
@@ -38,7 +39,8 @@ def main(argv: list[str] | None = None) -> None:
         reasons[name] = {row: f"analysis/{script}.py has not been run"
                          for row, script in SCRIPTS.items() if row not in rows}
         print(f"{name}: numbers in {len(rows)} of {len(CLAIMS.claims)} rows")
-    CLAIMS.write(args.output_dir, findings, reasons)
+    CLAIMS.write(store, {"studies": dict(zip(names, map(str, args.studies)))}, findings,
+                 reasons)
     print(f"wrote {args.output_dir / TABLE_NAME}: {CLAIMS.summary(args.output_dir)}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from analysis.panel_files import (
 )
 from analysis.steps import read_recorded_positions
 from common.errors import UserError
-from common.files import sha256
+from common.files import read_bytes, sha256
 from common.results import ResultStore, Table
 from common.step_results import StepResults
 from common.video import frames_of
@@ -353,7 +354,7 @@ def _features(store: ResultStore, dreams: ResultStore | None,
 def _examples(store: ResultStore, feature: int) -> np.ndarray | None:
     if not store.has("examples", feature):
         return None
-    with Image.open(store.file_of("examples", feature)) as image:
+    with Image.open(io.BytesIO(read_bytes(store.file_of("examples", feature)))) as image:
         return frames_of(image, EXAMPLE_SIZE)
 
 

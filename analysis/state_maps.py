@@ -192,6 +192,8 @@ class SampleRun:
         analysis: the analysis.
         args: parsed flags of the script.
         parameters: parameter set of the script.
+        to_read: whether the run reads the results. If the number of samples was not given, it is
+            then that of the only results in the folder.
 
     Attributes:
         args, parameters: the arguments.
@@ -201,13 +203,17 @@ class SampleRun:
     """
 
     def __init__(self, analysis: SampleAnalysis, args: argparse.Namespace,
-                 parameters: ParameterSet):
+                 parameters: ParameterSet, to_read: bool = False):
         self.args, self.parameters = args, parameters
         self.config: Any = parameters.get(analysis.config)
         self.samples = samples_of(args, parameters)
-        self.results = StepResults(
-            args.precomp_dir or getattr(parameters.folders, analysis.folder), analysis.schema,
-            self.config.num_samples)
+        folder = args.precomp_dir or getattr(parameters.folders, analysis.folder)
+        self.results = StepResults(folder, analysis.schema, self.config.num_samples)
+        if to_read:
+            self.results = StepResults.open(
+                folder, analysis.schema, self.config.num_samples, "--num_samples",
+                parameters.is_given(analysis.config, "num_samples"))
+            self.config = dataclasses.replace(self.config, num_samples=self.results.number)
 
     @functools.cached_property
     def numbers(self) -> list[int]:
@@ -296,7 +302,7 @@ def plotting_script(description: str, analysis: SampleAnalysis, draw: Draw,
     @script_main
     def main(argv: list[str] | None = None) -> None:
         args, _, parameters = parser().read(argv)
-        run = SampleRun(analysis, args, parameters)
+        run = SampleRun(analysis, args, parameters, to_read=True)
         store = ResultStore(
             args.output_dir or getattr(parameters.folders, analysis.plots), schema)
         store.check_replaceable()

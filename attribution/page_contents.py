@@ -136,7 +136,7 @@ class AttributedAgent:
         self.recording = Recording(data_dir, policy, agent_file)
         self._store = AttributionStore(attributions)
         self._store.check_source(agent_digests(agent_file), self.recording.sha256)
-        self.tolerance = float(self._store.settings().get("tolerance") or 0.01)
+        self.tolerance = self._store.tolerance()
         self._features_dir = features_dir
         self._objects = ResultStore(objects_dir, OBJECT_FILES)
         self.features = {name: read_features(features_dir, name) for name in self._store.layers()}

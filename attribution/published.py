@@ -27,6 +27,7 @@ from agents.networks import Policy, build_policy
 from common.cli import Parser, add_log_flag, add_output_file_flag, check_output, set_up_logging
 from common.errors import UserError, nearest, script_main
 from common.files import MAX_REASON, MAX_WEIGHT, check_nested, read_bytes
+from envs.procgen_env import ENV_NAMES
 
 WHAT = "published checkpoint"
 _KERNEL, _HEAD = ("kernel", "bias"), ("w", "b")
@@ -55,10 +56,8 @@ def main(argv: list[str] | None = None) -> None:
     check_output(args.output, lambda path: (
         weights_sha256(load_agent(path)) == weights_sha256(policy)), args.overwrite)
     save_agent(args.output, policy, origin=origin)
-    backgrounds = " --use_backgrounds" if origin.use_backgrounds else ""
     print(f"wrote {args.output}; to measure it:\n"
-          f"    python evaluate.py --model_file {args.output} --env_name coinrun "
-          f"--distribution_mode hard{backgrounds}")
+          f"    python evaluate.py --model_file {args.output}")
 
 
 def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
@@ -77,18 +76,23 @@ def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
         if not isinstance(content.get(name), dict):
             raise UserError(f"the {WHAT} {path} has no dictionary '{name}'")
     args, params = content["args"], content["params"]
-    if args.get("cnn") != "clear" or args.get("use_lstm"):
+    if args.get("cnn") != "clear" or args.get("use_lstm") not in (None, False, 0):
         raise UserError(f"the {WHAT} {path} holds the network '{args.get('cnn')}' (entry 'cnn'), "
                         f"with use_lstm={args.get('use_lstm')!r}, not 'clear' without an LSTM")
     policy = build_policy("clear", 1, recurrent=False, learned_initial_state=False)
     policy.load_state_dict(_weights(params, policy, path))
-    # Arguments of unexpected type are left out; published Procgen agents use backgrounds.
-    numbers = {name: float(value) for name, value in args.items() if isinstance(value, int | float)}
-    scaled = args.get("reward_processing", "none") != "none"
+    # Arguments of unexpected type are left out. The article's Procgen agents were trained with
+    # backgrounds on hard levels, which the file does not say.
+    numbers = {name: float(value) for name, value in args.items()
+               if isinstance(value, int | float) and math.isfinite(value)}
+    scaled = str(args.get("reward_processing", "none")) != "none"
+    is_procgen = args.get("env_kind") == "procgen" and args.get("env_name") in ENV_NAMES
     return policy, AgentOrigin(
         reward_scale=None if scaled else numbers.get("reward_scale"),
-        use_backgrounds=True if args.get("env_kind") == "procgen" else None,
-        gamma=numbers.get("gamma"), lmbda=numbers.get("lambda"))
+        use_backgrounds=True if is_procgen else None,
+        gamma=numbers.get("gamma"), lmbda=numbers.get("lambda"),
+        env_name=str(args["env_name"]) if is_procgen else None,
+        distribution_mode="hard" if is_procgen else None)
 
 
 def _weights(params: dict, policy: Policy, path: Path) -> dict[str, torch.Tensor]:

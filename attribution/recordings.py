@@ -17,6 +17,7 @@ import pandas as pd
 from agents.networks import Policy
 from agents.provenance import check_agent
 from agents.rollout_files import EpisodeFiles, RolloutFolder
+from common.config import check_entries
 from common.errors import UserError
 
 _FRAMES_PER_BATCH = 64
@@ -95,7 +96,10 @@ class Recording:
     @property
     def game(self) -> str | None:
         """Name of the game; None if the recording does not give it."""
-        return (self.description.get("env") or {}).get("env_name")
+        env = check_entries(self.description, {"env": dict | None},
+                            self.folder.description_file).get("env") or {}
+        return check_entries(env, {"env_name": str | None},
+                             self.folder.description_file).get("env_name")
 
     def steps(self, episode: int) -> pd.DataFrame:
         """Return the table rows of an episode, including the terminal row."""

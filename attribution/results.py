@@ -72,6 +72,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -80,8 +81,10 @@ import numpy as np
 from attribution.layers import Bottleneck
 from attribution.reduction import Reducer
 from attribution.trajectories import FIELDS, Trajectories
+from common.config import check_entries
 from common.errors import UserError
-from common.files import TEMPORARY_SUFFIX, read_description, remove_folder, save_json, sha256
+from common.files import TEMPORARY_SUFFIX, read_description, save_json, sha256
+from common.folders import remove_folder
 from common.results import Array, Entry, Json, Npy, Npz, ResultStore, Schema
 from common.shards import first_difference
 
@@ -90,6 +93,16 @@ ATTRIBUTION_SCRIPT = "python -m attribution.attribute"
 ACTIVATIONS = "activations"  # folder next to the folders of the outputs
 INPUT = "input"  # the frame itself, in place of a layer
 _FACTS = "found"  # entry of the settings of finished features
+# Types of the settings and facts that are read back; see the module docstring.
+_SETTING_TYPES = {"agent_sha256": str, "recording_sha256": str | None, "game": str | None,
+                  "layer": str, "place": int, "baseline": str}
+_FACT_TYPES: dict[str, object] = {
+    "grid": tuple[int, ...], "stride": float | None, "first_pixel": float | None, "signed": bool,
+    "partial": bool, "observations": int, "explained": float, "residual_share": float,
+    "names": tuple[str, ...], "attribution": tuple[float | None, ...],
+    "largest_entry": tuple[float | None, ...], "stability": tuple[float | None, ...] | None,
+    **dict.fromkeys(("value_mean", "value_deviation", "baseline_mean", "baseline_deviation"),
+                    float | None)}
 _PARTS = f".parts{TEMPORARY_SUFFIX}"
 
 
@@ -203,14 +216,14 @@ def read_features(path: Path, layer: str) -> LayerFeatures:
         UserError: if a file is missing or damaged, or the features are not finished.
     """
     store = ResultStore(Path(path) / layer, FEATURES)
-    settings = read_description(store.settings_file)
+    settings = _feature_settings(store.settings_file)
     if _FACTS not in settings:
         raise UserError(f"{store.path} holds no finished features of the layer '{layer}'; find "
                         f"them with {FEATURES_SCRIPT}")
     names = "directions", "mean_activations", "observations"
     directions, mean_activations, observations = map(store.read, names)
     facts = settings[_FACTS]
-    signed = bool(facts.get("signed"))
+    signed = facts.get("signed", False)
     if (directions.shape[1] != mean_activations.shape[0] * (1 + signed)
             or list(mean_activations.shape[1:]) != list(facts.get("grid", ()))):
         raise UserError(f"{store.path} is damaged: the shapes of its files do not fit each other; "
@@ -221,6 +234,22 @@ def read_features(path: Path, layer: str) -> LayerFeatures:
     digest.update(str(settings.get("baseline")).encode())
     return LayerFeatures(layer, settings, Reducer(directions, signed), mean_activations,
                          observations, digest.hexdigest())
+
+
+def _feature_settings(path: Path) -> dict:
+    """Read the settings of features; {} if there are none.
+
+    Raises:
+        UserError: if the file is damaged; the message names the entry.
+    """
+    settings = read_description(path)
+    if not settings:
+        return {}
+    settings = check_entries(settings, _SETTING_TYPES, path)
+    if _FACTS in settings:
+        settings[_FACTS] = check_entries(settings[_FACTS], _FACT_TYPES, f"{path}, '{_FACTS}'",
+                                         needed=("grid",))
+    return settings
 
 
 def load_features(path: Path, bottleneck: Bottleneck, agents: Collection[str],
@@ -264,7 +293,7 @@ def finished_layers(path: Path) -> list[str]:
     Raises:
         UserError: if no layer has finished features.
     """
-    settings = {file.parent.name: read_description(file)
+    settings = {file.parent.name: _feature_settings(file)
                 for file in Path(path).glob(f"*/{FEATURES.settings_name}")}
     finished = [name for name in settings if _FACTS in settings[name]]
     if not finished:
@@ -286,7 +315,16 @@ class AttributionStore(ResultStore):
         """Return the short names of the layers with finished attributions, in order of computation;
         the frame itself, which has no features, is left out."""
         names = [name for name in self.keys("layer") if self.outputs(name)]
-        return sorted(names, key=lambda name: (self.read("layer", name).get("place", 0), name))
+        return sorted(names, key=lambda name: (self._layer(name).get("place", 0), name))
+
+    def tolerance(self) -> float:
+        """Return the accepted completeness error."""
+        settings = check_entries(self.settings(), {"tolerance": float | None}, self.settings_file)
+        return settings.get("tolerance") or 0.01
+
+    def _layer(self, name: str) -> dict:
+        return check_entries(self.read("layer", name), {"place": int, "features_sha256": str},
+                             self.file_of("layer", name))
 
     def outputs(self, layer: str) -> list[str]:
         """Return the names of the outputs whose attributions to a layer are finished, sorted."""
@@ -295,8 +333,8 @@ class AttributionStore(ResultStore):
     def lags(self, layer: str, output: str) -> list[int]:
         """Return, in ascending order, the values of ``--memory_steps`` for which attributions of an
         output to a layer over time are stored."""
-        return sorted(int(path.name.removeprefix("memory_"))
-                      for path in (self.path / layer / output).glob("memory_*"))
+        return sorted(int(match[1]) for path in (self.path / layer / output).glob("memory_*")
+                      if (match := re.fullmatch(r"memory_(\d{1,9})", path.name)))
 
     def trajectories(self) -> Trajectories:
         """Read the steps of the trajectories.
@@ -344,7 +382,7 @@ class AttributionStore(ResultStore):
             UserError: if they were reduced to other features; the message gives both checksums.
         """
         if self.has("layer", features.name):
-            checksum = self.read("layer", features.name).get("features_sha256")
+            checksum = self._layer(features.name).get("features_sha256")
             if checksum != features.checksum:
                 raise UserError(f"the attributions in {self.path} to the layer '{features.name}' "
                                 f"belong to features with the checksum {str(checksum)[:12]}, but "

@@ -31,6 +31,7 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    store = CLAIMS.store(args.output_dir)
     names = agent_names(args.studies, args.labels)
     shown = args.layers or [None]
     if len(shown) not in (1, len(names)):
@@ -47,7 +48,8 @@ def main(argv: list[str] | None = None) -> None:
         rows = {finding.row for finding in findings[name]}
         reasons[name] = {row: reason for row, reason in NOT_RUN.items() if row not in rows}
         print(f"{name}, layer {layer}: numbers in {len(rows)} of {len(CLAIMS.claims)} rows")
-    CLAIMS.write(args.output_dir, findings, reasons)
+    CLAIMS.write(store, {"studies": dict(zip(names, map(str, args.studies))),
+                         "layers": args.layers, "seed": args.seed}, findings, reasons)
     print(f"wrote {args.output_dir / TABLE_NAME} and {FINDINGS_NAME} next to it: "
           f"{CLAIMS.summary(args.output_dir)}")
 

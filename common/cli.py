@@ -10,9 +10,10 @@ import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from common.devices import PRECISIONS
-from common.errors import UserError, nearest
+from common.errors import UserError, nearest, shortened
 from common.files import read_description
 from common.parameters import (
     BASE_SET,
@@ -26,6 +27,8 @@ from common.shards import ShardNotes
 # Flags for input folders whose ``recording.json`` may name a parameter set, in the order in which
 # they are searched. Each flag is mapped to the subfolder that contains this file.
 DATA_FLAGS = {"samples_dir": "", "generated_data_dir": "informed_init", "data_dir": ""}
+
+MAX_VALUE = 400  # characters of a message about flags, which quotes their values
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +72,10 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             if action.dest in names:
                 action.help = argparse.SUPPRESS
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and message, without the middle of long values, and exit with status 2."""
+        super().error(shortened(message, MAX_VALUE))
 
     def explicit(self, argv: list[str] | None) -> set[str]:
         """Return the names of the flags given on the command line, without "--".

@@ -8,13 +8,13 @@ import dataclasses
 import os
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import yaml
 
-from common.errors import UserError, nearest
+from common.errors import UserError, nearest, shortened
 from common.files import MAX_REASON, atomic_path, check_nested, read_bytes, versions
 
 SETTINGS_NAME = "hyperparameters.yml"
@@ -52,11 +52,36 @@ def typed(cls: type, values: object, source: str):
     return cls(**checked)
 
 
+def check_entries(values: object, kinds: Mapping[str, object], source: str | Path,
+                  needed: Collection[str] = ()) -> dict:
+    """Check the types of some entries of a mapping read from a file, and return the mapping. Other
+    entries are not checked.
+
+    Args:
+        values: the mapping.
+        kinds: type by key, as in the annotations of ``typed``.
+        source: file that the values come from, for messages.
+        needed: keys that must not be missing.
+
+    Raises:
+        UserError: if an entry is missing or of another type; the message names it.
+    """
+    if not isinstance(values, dict):
+        raise UserError(f"{source} must hold a mapping of names to values")
+    for key in needed:
+        if key not in values:
+            raise UserError(f"{source}: the key '{key}' is missing")
+    for key in kinds.keys() & values.keys():
+        _of_type(values[key], kinds[key], f"{source}: '{key}'")
+    return values
+
+
 def _of_type(value, kind, what: str):
     """Check the type of a value and return it; integers are converted to float if required.
 
     Args:
-        kind: plain type, dataclass, optional type, tuple, or dict with string keys.
+        kind: plain type, dataclass, optional type, tuple, dict with string keys, or object for any
+            value.
         what: name of the value, for messages.
 
     Raises:
@@ -70,16 +95,18 @@ def _of_type(value, kind, what: str):
         return None if value is None else _of_type(value, kind, what)
     if origin is tuple:  # tuple[X, ...], a list in YAML
         if not isinstance(value, list | tuple):
-            raise UserError(f"{what} must be a list, not {value!r}")
+            raise UserError(f"{what} must be a list, not {shortened(repr(value), 200)}")
         return tuple(_of_type(item, parts[0], what) for item in value)
     if origin is dict:  # dict[str, X]
         if not isinstance(value, dict):
             raise UserError(f"{what} must hold a mapping of names to values")
         return {key: _of_type(item, parts[1], f"{what}, '{key}'") for key, item in value.items()}
+    if kind is object:
+        return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not kind:
-        raise UserError(f"{what} must be a {kind.__name__}, not {value!r}")
+        raise UserError(f"{what} must be a {kind.__name__}, not {shortened(repr(value), 200)}")
     return value
 
 
@@ -125,8 +152,9 @@ def save_settings(folder: Path, settings) -> None:
     """Write the resolved settings of a run (a dataclass) and the package versions to the file
     SETTINGS_NAME in a folder."""
     with atomic_path(folder / SETTINGS_NAME) as temporary:
-        temporary.write_text(yaml.safe_dump(
-            {**dataclasses.asdict(settings), "versions": versions()}, sort_keys=False))
+        text = yaml.safe_dump({**dataclasses.asdict(settings), "versions": versions()},
+                              sort_keys=False)
+        temporary.write_text(text, encoding="utf-8")
 
 
 def load_settings(folder: Path, cls: type[Settings]) -> Settings:

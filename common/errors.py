@@ -70,11 +70,11 @@ def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
     return wrapped
 
 
-def shortened(message: str) -> str:
-    """Return a message, with its middle cut out if it is longer than MAX_MESSAGE."""
-    if len(message) <= MAX_MESSAGE:
+def shortened(message: str, length: int = MAX_MESSAGE) -> str:
+    """Return a message, with its middle cut out if it has more than ``length`` characters."""
+    if len(message) <= length:
         return message
-    return f"{message[:MAX_MESSAGE // 2]} [...] {message[-MAX_MESSAGE // 2:]}"
+    return f"{message[:length // 2]} [...] {message[-length // 2:]}"
 
 
 def _is_about_memory(error: Exception) -> bool:

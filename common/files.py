@@ -1,7 +1,8 @@
 """Atomic writing of files, and checked reading of tensors and arrays.
 
-Incomplete files never appear under their final names. On any file, however damaged, readers raise
-only ``UserError`` or ``OSError``.
+Incomplete files never appear under their final names; their temporary names are unique, so that two
+writers of the same file never mix their contents. Text is written as UTF-8. On any file, however
+damaged, readers raise only ``UserError`` or ``OSError``. They read regular files only.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import dataclasses
 import errno
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
 import platform
+import re
 import shutil
+import socket
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -52,9 +57,58 @@ def named_errors(path: Path) -> Iterator[None]:
         if error.errno not in _FULL:
             raise
         there = next(parent for parent in path.absolute().parents if parent.exists())
-        raise OSError(
-            error.errno or errno.ENOSPC, f"{error.strerror or error}; "
-            f"{shutil.disk_usage(there).free / 1e6:.2f} MB are free", str(path)) from error
+        number = error.errno or errno.ENOSPC
+        raise OSError(number, f"{os.strerror(number)}; "
+                      f"{shutil.disk_usage(there).free / 1e6:.2f} MB are free", str(path)
+                      ) from error
+
+
+# Host and process namespace, by which processes recognise the temporary files of their host.
+_HOST = zlib.crc32(socket.gethostname().encode() + (
+    os.readlink("/proc/self/ns/pid").encode() if os.path.exists("/proc/self/ns/pid") else b""))
+_temporary_numbers = itertools.count(1)
+_tidied: set[tuple[int, str]] = set()  # process, and folder in which it has looked for leftovers
+
+
+def temporary_path(path: Path, folder: Path | None = None) -> Path:
+    """Return a hidden path with the suffix of ``path`` that no other writer uses.
+
+    The first call in a folder deletes what killed processes of this host have left there.
+
+    Args:
+        folder: folder of the temporary path, by default that of ``path``.
+    """
+    folder = folder or path.parent
+    if (place := (os.getpid(), str(folder.absolute()))) not in _tidied:
+        _tidied.add(place)
+        _remove_leftovers(folder)
+    token = f"{_HOST:08x}_{os.getpid()}_{next(_temporary_numbers)}"
+    return folder / f".{path.stem}{TEMPORARY_SUFFIX}_{token}{path.suffix}"
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete temporary files and folders of processes of this host that no longer exist."""
+    pattern = re.compile(rf"\..*{re.escape(TEMPORARY_SUFFIX)}_{_HOST:08x}_(\d{{1,10}})_\d+(\..*)?")
+    for name in os.listdir(folder):
+        match = pattern.fullmatch(name)
+        if match is None or _is_running(int(match[1])):
+            continue
+        with contextlib.suppress(OSError):  # another process may delete it, too
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # it belongs to another user
+        pass
+    return True
 
 
 @contextlib.contextmanager
@@ -67,13 +121,12 @@ def atomic_path(path: Path, through: Path | None = None) -> Iterator[Path]:
 
     Args:
         path: file to write.
-        through: folder for the temporary file, by default the folder of ``path``. Processes that
-            may write ``path`` at the same time need different folders, on the same file system.
+        through: folder for the temporary file, on the same file system; by default the folder of
+            ``path``.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = (through or path.parent) / f".{path.stem}{TEMPORARY_SUFFIX}{path.suffix}"
-    temporary.unlink(missing_ok=True)  # left by a killed process, or a link to another file
+    temporary = temporary_path(path, through)
     try:
         with named_errors(path):
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -89,64 +142,19 @@ def atomic_path(path: Path, through: Path | None = None) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder next to ``path``; rename it to ``path`` if the block succeeds.
 
-    The temporary folder of an earlier, killed attempt is removed first.
-
     Args:
         path: folder to write; it must not exist when the block ends.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    make_temporary_folder(temporary)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_path(path)
     try:
         with named_errors(path):
+            temporary.mkdir()
             yield temporary
             os.rename(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def make_temporary_folder(path: Path) -> None:
-    """Create a folder unless it exists; a symbolic link of this name is removed first."""
-    if path.is_symlink():
-        path.unlink()
-    path.mkdir(parents=True, exist_ok=True)
-
-
-def unnamed_file(folder: Path, patterns: Iterable[str]) -> Path | None:
-    """Return the first file below a folder that matches none of the patterns, or None.
-
-    Temporary files of killed writers are ignored.
-
-    Args:
-        patterns: patterns for ``Path.glob``, relative to the folder.
-    """
-    matches = {path for pattern in patterns for path in folder.glob(pattern)}
-    for path in sorted(folder.rglob("*")):
-        temporary = any(part.startswith(".") and TEMPORARY_SUFFIX in part
-                        for part in path.relative_to(folder).parts)
-        if path not in matches and not temporary and (path.is_symlink() or not path.is_dir()):
-            return path
-    return None
-
-
-def remove_folder(path: Path) -> None:
-    """Delete a folder completely or not at all.
-
-    Raises:
-        UserError: if it is a symbolic link.
-        PermissionError: if a part of the contents may not be deleted; then nothing is deleted.
-    """
-    if path.is_symlink():
-        raise UserError(f"{path} is a link, which is not deleted; choose another folder, or "
-                        "remove the link")
-    for folder, _, _ in os.walk(path):
-        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
-            raise PermissionError(errno.EACCES, "its contents may not be deleted", folder)
-    aside = path.with_name(f".{path.name}.removed{TEMPORARY_SUFFIX}")
-    shutil.rmtree(aside, ignore_errors=True)  # left by a run that was killed while deleting
-    os.rename(path, aside)
-    shutil.rmtree(aside)
 
 
 def save_tensors(path: Path, content: dict) -> None:
@@ -164,7 +172,7 @@ def append_or_nothing(path: Path, text: str) -> None:
     """Append text to an existing file, which remains unchanged if writing fails."""
     length = path.stat().st_size
     try:
-        with named_errors(path), open(path, "a") as file:
+        with named_errors(path), open(path, "a", encoding="utf-8") as file:
             file.write(text)
     except OSError:
         os.truncate(path, length)
@@ -174,7 +182,7 @@ def append_or_nothing(path: Path, text: str) -> None:
 def save_json(path: Path, content: dict | list, through: Path | None = None) -> None:
     """Write ``content`` as indented JSON, atomically (see ``atomic_path``)."""
     with atomic_path(path, through=through) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def read_bytes(path: Path, what: str = "file", written_by: str = "") -> bytes:
@@ -457,6 +465,11 @@ def sha256(path: Path, what: str = "file") -> str:
         UserError: if the file is missing.
     """
     return hashlib.sha256(read_bytes(path, what)).hexdigest()
+
+
+def is_sha256(value: object) -> bool:
+    """Return whether a value read from a file has the form of a SHA-256 digest."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def versions() -> dict[str, str]:

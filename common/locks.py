@@ -35,18 +35,24 @@ class FolderLock:
     the process ends; the lock file that a killed process leaves is harmless.
 
     Args:
-        folder: existing folder.
+        folder: existing folder; or, with ``beside``, a folder that need not exist.
+        beside: put the lock file next to the folder, which may then be replaced as a whole, and
+            create the folder's parents.
 
     Raises:
         FolderInUse: if another process has locked the folder; the message names process and host.
         UserError: if the lock file is not a regular file.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, beside: bool = False):
         self.folder = folder
-        file = _lock_files.get(folder.resolve())
+        path = folder.resolve()
+        if beside:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        path = path.with_name(f".{path.name}{LOCK_NAME}") if beside else path / LOCK_NAME
+        file = _lock_files.get(path)
         if file is None or not file.is_there():
-            file = _lock_files[folder.resolve()] = _LockFile(folder)
+            file = _lock_files[path] = _LockFile(path, folder)
         self._file = file
 
     def check(self) -> None:
@@ -87,8 +93,8 @@ def open_lock(path: Path, create: bool = True) -> TextIO:
 class _LockFile:
     """The lock file of a folder, deleted together with the folder's last :class:`FolderLock`."""
 
-    def __init__(self, folder: Path):
-        self._path = folder / LOCK_NAME
+    def __init__(self, path: Path, folder: Path):
+        self._path = path
         while True:
             self._file = open_lock(self._path)
             _lock(self._file, folder)
@@ -105,7 +111,7 @@ class _LockFile:
         return _is_at(self._file, self._path)
 
 
-# Lock files of this process, by folder.
+# Lock files of this process, by path.
 _lock_files: weakref.WeakValueDictionary[Path, _LockFile] = weakref.WeakValueDictionary()
 
 
@@ -116,7 +122,7 @@ def check_unlocked(folder: Path) -> None:
         FolderInUse: if the folder is locked; the message names process and host.
         UserError: if the lock file is not a regular file.
     """
-    if folder.resolve() in _lock_files:
+    if folder.resolve() / LOCK_NAME in _lock_files:
         return
     with contextlib.suppress(FileNotFoundError), open_lock(folder / LOCK_NAME, False) as file:
         _lock(file, folder, fcntl.LOCK_SH)

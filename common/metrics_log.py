@@ -32,11 +32,12 @@ class MetricsLog:
         rows = []
         if resume_at is not None:
             rows = [row for row in _read_rows(path, columns) if int(row[self._step]) <= resume_at]
-        with atomic_path(path) as temporary, open(temporary, "w", newline="") as file:
+        with atomic_path(path) as temporary, open(
+                temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
-        self._file = open(path, "a", newline="")
+        self._file = open(path, "a", newline="", encoding="utf-8")
         self._path, self._csv = path, csv.DictWriter(self._file, columns)
         purge_step = None if resume_at is None else resume_at + 1
         self._events = SummaryWriter(str(path.parent), purge_step=purge_step)

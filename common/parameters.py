@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from common.config import read_yaml, typed
-from common.errors import UserError, nearest
+from common.errors import UserError, nearest, shortened
 
 INTERPRETING_CONFIG_FILE = (Path(__file__).parent.parent / "hyperparams"
                             / "interpreting_configs.yml")
@@ -103,7 +103,7 @@ def id_list(text: str, what: str) -> tuple[int, ...]:
     Raises:
         UserError: if the text has neither form, repeats a number, or the range is too large.
     """
-    bounds = re.fullmatch(r"\s*(\d+)\s+to\s+(\d+)\s*", text)
+    bounds = re.fullmatch(r"\s*(\d{1,20})\s+to\s+(\d{1,20})\s*", text)
     if bounds:
         begin, end = int(bounds[1]), int(bounds[2])
         if end - begin > MAX_IDS or end >= 2**31:
@@ -111,11 +111,12 @@ def id_list(text: str, what: str) -> tuple[int, ...]:
                             f"'{text}'")
         return tuple(range(begin, end))
     words = text.split()
-    if not words or not all(re.fullmatch(r"\d+", word) for word in words):
-        raise UserError(f"{what} must be numbers, or a range such as 0 to 100, not '{text}'")
+    if not words or not all(re.fullmatch(r"\d{1,20}", word) for word in words):
+        raise UserError(f"{what} must be numbers, or a range such as 0 to 100, not "
+                        f"'{shortened(text, 200)}'")
     numbers = tuple(map(int, words))
     if len(set(numbers)) < len(numbers):
-        raise UserError(f"{what} names a number more than once: '{text}'")
+        raise UserError(f"{what} names a number more than once: '{shortened(text, 200)}'")
     return numbers
 
 
@@ -166,6 +167,7 @@ class ParameterSet:
     """
 
     def __init__(self, name: str, overrides: dict[str, object] | None = None):
+        self._given = frozenset(overrides or {})
         sets = read_yaml(INTERPRETING_CONFIG_FILE)
         file = INTERPRETING_CONFIG_FILE.name
         for needed in (BASE_SET, name):
@@ -192,6 +194,10 @@ class ParameterSet:
                 raise UserError(f"{source}: the section is missing")
         names = [field.name for field in dataclasses.fields(cls)]
         return typed(cls, {key: values[key] for key in names if key in values}, source)
+
+    def is_given(self, cls: type[Section], name: str) -> bool:
+        """Return whether a field of a section is overridden, such as by a flag."""
+        return f"{cls.section}.{name}" in self._given
 
     @property
     def common(self) -> CommonConfig:

@@ -27,12 +27,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from common.errors import UserError
@@ -40,13 +40,14 @@ from common.files import (
     append_or_nothing,
     atomic_folder,
     atomic_path,
+    named_errors,
     read_bytes,
     read_description,
-    remove_folder,
     save_json,
-    unnamed_file,
+    temporary_path,
     versions,
 )
+from common.folders import foreign_file, free_path, remove_folder, replace_folder
 from common.locks import LOCK_NAME, FolderLock, check_unlocked
 from common.schemas import (
     SETTINGS_NAME,
@@ -63,7 +64,15 @@ from common.schemas import (
     Table,
     Text,
 )
-from common.shards import DIVIDED, NOTE_PATTERN, NOTES_NAME, WHOLE, Shard, ShardNotes, require_equal
+from common.shards import (
+    DIVIDED,
+    NOTES_NAME,
+    WHOLE,
+    Shard,
+    ShardNotes,
+    is_note,
+    require_equal,
+)
 
 __all__ = [
     "SETTINGS_NAME", "Array", "Entry", "File", "Format", "Journal", "Json", "Npy", "NpyFolder",
@@ -206,7 +215,8 @@ class ResultStore:
             self._lock = notes.begin(shard, shard_settings, way_out, sorted(self._informative))
         for entry in schema.results.values():
             for path in self.path.glob(entry.pattern()):
-                path.unlink()
+                if entry.names(path.relative_to(self.path)):
+                    path.unlink()
 
     @property
     def _informative(self) -> set[str]:
@@ -216,12 +226,13 @@ class ResultStore:
         """Lock the folder and write the settings."""
         what, flag = self.schema.what, self.schema.flag
         if overwrite and self.path.exists():
-            other = unnamed_file(self.path, (LOCK_NAME, NOTE_PATTERN, *self.schema.patterns()))
+            lock = FolderLock(self.path)  # held until the folder is gone
+            other = foreign_file(self.path, self.ownership())
             if other:
                 raise UserError(f"{other} does not belong to {what}, and --overwrite deletes "
                                 f"nothing else; move it elsewhere, or choose another {flag}")
-            FolderLock(self.path)  # raises if another process has locked the folder
             remove_folder(self.path)
+            del lock
         way_out = f"choose another {flag}, or give --overwrite to delete it"
         self._check_contents(settings, way_out)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -252,8 +263,25 @@ class ResultStore:
         """
         require_equal(stored, settings, self._informative, f"{self.path} holds shards",
                       "give --join with their flags")
-        del stored[DIVIDED]
+        stored.pop(DIVIDED, None)
         save_json(self.settings_file, stored, through=through)
+
+    def ownership(self) -> Callable[[PurePath], bool]:
+        """Return the test by which files of the folder are deleted or replaced, given their path in
+        the folder.
+
+        A file is the folder's own if the settings of an output that was replaced as a whole list
+        it, or if its name is one of the schema's, a lock or the state of a shard.
+        """
+        settings: dict = {}
+        with contextlib.suppress(UserError):  # damaged settings list nothing
+            settings = read_description(self.settings_file)
+        files = settings.get("files")
+        if self.schema.replaced and isinstance(files, list):
+            listed = {self.schema.settings_name, *map(str, files)}
+            return lambda path: path.as_posix() in listed
+        schema = self.schema.with_keys(settings)
+        return lambda path: (path.as_posix() == LOCK_NAME or is_note(path) or schema.names(path))
 
     def write(self, name: str, *key: object, value: Any) -> None:
         """Write an item or a result of the open folder.
@@ -344,7 +372,7 @@ class ResultStore:
             UserError: if a shard is missing or unfinished; the message names it.
         """
         def write(settings: dict, through: Path) -> None:
-            make(settings.pop(DIVIDED))
+            make(settings.pop(DIVIDED, {}))
             save_json(self.settings_file, settings, through=through)
 
         ShardNotes(self.path).join(
@@ -362,49 +390,65 @@ class ResultStore:
     # Replacing the folder as a whole
 
     def check_replaceable(self) -> None:
-        """Raise unless the folder is new, empty, or an earlier output of the same kind.
+        """Lock the folder against other writers while this object exists, and raise unless the
+        folder is new, empty, or an earlier output of the same kind.
 
         The settings file names the kind of output and lists the files that were written. If the
         list is missing, as in older outputs, the folder may hold only files of the schema.
 
         Raises:
+            FolderInUse: if another process is about to replace the folder.
             UserError: if the folder is a symbolic link, or holds other data or added files.
         """
         kind, other_folder = self.schema.what, f"choose another {self.schema.flag}"
         if self.path.is_symlink():
             raise UserError(f"{self.path} is a link, which cannot be replaced; {other_folder}")
-        if not self.path.exists() or not any(self.path.iterdir()):
-            return
-        settings = read_description(self.settings_file)
-        if not settings:
-            raise UserError(f"{self.path} holds other data; {other_folder}")
-        kind_there = settings.get("made_by", kind).replace("clarity.", "attribution.")
-        if kind_there != kind:
-            raise UserError(f"{self.path} holds the {kind_there}, not the {kind}; {other_folder}")
-        patterns = self.schema.patterns()
-        if "files" in settings:
-            patterns = (self.schema.settings_name, *map(glob.escape, settings["files"]))
-        foreign = unnamed_file(self.path, patterns)
-        if foreign:
-            raise UserError(f"{foreign} does not belong to the {kind} and would be deleted; move "
-                            f"it elsewhere, or {other_folder}")
+        if self.path.exists() and any(self.path.iterdir()):
+            settings = read_description(self.settings_file)
+            if not settings:
+                raise UserError(f"{self.path} holds other data; {other_folder}")
+            made_by = str(settings.get("made_by", kind)).replace("clarity.", "attribution.")
+            if made_by != kind:
+                raise UserError(f"{self.path} holds the {made_by}, not the {kind}; {other_folder}")
+            foreign = foreign_file(self.path, self.ownership())
+            if foreign:
+                raise UserError(f"{foreign} does not belong to the {kind} and would be deleted; "
+                                f"move it elsewhere, or {other_folder}")
+        if self._lock is None:
+            self._lock = FolderLock(self.path, beside=True)
 
     @contextlib.contextmanager
     def replace(self, settings: dict) -> Iterator[Path]:
         """Yield a temporary folder that replaces an earlier output if the block succeeds.
+
+        If the earlier output may no longer be replaced then, the new one is kept next to it.
 
         Args:
             settings: everything that the output depends on; stored in the settings file.
 
         Raises:
             UserError: if the folder may not be replaced, see ``check_replaceable``.
+            OSError: if an earlier output cannot be deleted.
         """
-        with atomic_folder(self.path) as temporary:
-            yield temporary
-            files = sorted(str(path.relative_to(temporary)) for path in temporary.rglob("*")
-                           if path.is_file())
-            save_json(temporary / self.schema.settings_name, {
-                "made_by": self.schema.what, **settings, "versions": versions(), "files": files})
-            if self.path.exists():
+        self.check_replaceable()
+        temporary = temporary_path(Path(os.path.abspath(self.path)))
+        try:
+            with named_errors(self.path):
+                temporary.mkdir()
+                yield temporary
+                files = sorted(str(path.relative_to(temporary)) for path in temporary.rglob("*")
+                               if path.is_file())
+                save_json(temporary / self.schema.settings_name, {
+                    "made_by": self.schema.what, **settings, "versions": versions(),
+                    "files": files})
+            try:
                 self.check_replaceable()
-                remove_folder(self.path)
+                replace_folder(self.path, temporary)
+            except (UserError, OSError) as error:
+                kept = free_path(Path(os.path.abspath(self.path)))
+                os.rename(temporary, kept)
+                raise UserError(f"{error}; the new output is in {kept}") from None
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            self._lock = None
+

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,10 @@ class Format:
     """Base class of file formats, which write and read the value of an entry."""
 
     is_folder = False
+
+    def file_names(self) -> tuple[str, ...]:
+        """Return the names of the files in an entry's folder; () if an entry is a single file."""
+        return ()
 
     def write(self, path: Path, value: Any) -> None:
         """Write a value to a temporary path."""
@@ -158,6 +163,9 @@ class NpyFolder(_Arrays):
 
     is_folder = True
 
+    def file_names(self) -> tuple[str, ...]:
+        return tuple(f"{name}.npy" for name in self.fields)
+
     def write(self, path: Path, value: Mapping[str, np.ndarray | None]) -> None:
         for name, array in self.converted(value).items():
             np.save(path / f"{name}.npy", array, allow_pickle=False)
@@ -214,7 +222,7 @@ class Json(Format):
     def write(self, path: Path, value: Any) -> None:
         is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
         content = dataclasses.asdict(value) if is_instance else value
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def read(self, path: Path, script: str) -> Any:
         content = read_json(path, script)
@@ -229,7 +237,7 @@ class Text(Format):
     """A UTF-8 text file; values are strings."""
 
     def write(self, path: Path, value: str) -> None:
-        path.write_text(value)
+        path.write_text(value, encoding="utf-8")
 
     def read(self, path: Path, script: str) -> str:
         return read_bytes(path, written_by=script).decode(errors="replace")
@@ -262,7 +270,7 @@ class Journal(Format):
         return json.dumps(dict(row), separators=(",", ":"), allow_nan=False) + "\n"
 
     def write(self, path: Path, value: list[Mapping[str, Any]]) -> None:
-        path.write_text("".join(map(self.line, value)))
+        path.write_text("".join(map(self.line, value)), encoding="utf-8")
 
     def read(self, path: Path, script: str) -> list[dict[str, Any]]:
         content = read_bytes(path, written_by=script)
@@ -292,12 +300,14 @@ class Entry:
         format: file format of the values.
         optional: whether a finished folder may lack this result.
         fallback: name of the entry that is read instead if a file of this entry is missing.
+        choices: values that the last part of the key can have; empty for any.
     """
 
     path: str
     format: Format
     optional: bool = False
     fallback: str = ""
+    choices: tuple[str, ...] = ()
 
     def read(self, path: Path, script: str) -> Any:
         """Read and check a file of this entry.
@@ -317,8 +327,34 @@ class Entry:
                             ) from None
 
     def pattern(self) -> str:
-        """Return a ``Path.glob`` pattern for the files of this entry."""
+        """Return a ``Path.glob`` pattern that includes the files of this entry. It may also match
+        other files; use ``names`` to decide which files to delete."""
         return re.sub(r"({[^}]*})+", "*", self.path) + ("/*" if self.format.is_folder else "")
+
+    def names(self, path: PurePath) -> bool:
+        """Return whether a relative path is one that this entry gives to its files: numbers that
+        are padded with zeros are numbers, and keys neither are hidden nor contain a slash."""
+        return self._regex.fullmatch(path.as_posix()) is not None
+
+    @functools.cached_property
+    def _regex(self) -> re.Pattern[str]:
+        *parts, last = re.split(r"({[^}]*})", self.path)
+        last = re.escape(last)
+        for place, part in reversed([*enumerate(parts)]):
+            width = re.fullmatch(r"{:0>(\d+)}", part)
+            if self.choices and place == len(parts) - 1:
+                part = "|".join(map(re.escape, self.choices))
+            elif width:
+                part = rf"\d{{{width[1]}}}|[1-9]\d{{{width[1]},}}"
+            elif part == "{}":
+                before = parts[place - 1]  # the parts are texts and placeholders in turn
+                begins_name = before.endswith("/") or (place == 1 and not before)
+                part = r"(?!\.)[^/]*" if begins_name else "[^/]*"
+            else:
+                part = re.escape(part)
+            last = f"(?:{part}){last}"
+        inside = self.format.file_names()
+        return re.compile(last + (f"/(?:{'|'.join(map(re.escape, inside))})" if inside else ""))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,7 +390,17 @@ class Schema:
     def entry(self, name: str) -> Entry:
         return self.items[name] if name in self.items else self.results[name]
 
-    def patterns(self) -> tuple[str, ...]:
-        """Return ``Path.glob`` patterns that match all files of a folder with this schema."""
-        return (self.settings_name, *(entry.pattern() for entries in (self.items, self.results)
-                                      for entry in entries.values()))
+    def names(self, path: PurePath) -> bool:
+        """Return whether a relative path is one that this schema gives to a file."""
+        entries = {"settings": Entry(self.settings_name, File()), **self.items, **self.results}
+        return any(entry.names(path) for entry in entries.values())
+
+    def with_keys(self, settings: Mapping[str, Any]) -> Schema:
+        """Return the schema in which the ``growing`` keys in the settings of a folder are the only
+        keys of the ``growing_items``."""
+        known = settings.get(self.growing)
+        if not self.growing or not isinstance(known, dict) or not known:
+            return self
+        return dataclasses.replace(self, items={
+            name: dataclasses.replace(entry, choices=tuple(map(str, known)))
+            if name in self.growing_items else entry for name, entry in self.items.items()})

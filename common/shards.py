@@ -15,24 +15,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import TypeVar
 
+from common.config import typed
 from common.errors import UserError
 from common.files import TEMPORARY_SUFFIX, read_description, save_json
-from common.locks import FolderLock
+from common.locks import LOCK_NAME, FolderLock
 
 NOTES_NAME = ".shards"
-_NOTE = "shard.json"
+_NOTE, _JOINING = "shard.json", "joining_"
+_STATE = re.compile(r"(\d{1,6})_of_(\d{1,6})")  # name of the folder of a shard's state
 DIVIDED = "divided"  # key of the settings that determine how the work is divided
-NOTE_PATTERN = f"{NOTES_NAME}*/*/*"
 
 Item = TypeVar("Item")
 
@@ -69,6 +71,13 @@ def shard(text: str) -> Shard:
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(f"must be 1/4, 2/4, 3/4 or 4/4, for example, not {text}")
     return Shard(int(match[1]), int(match[2]))
+
+
+def is_note(path: PurePath) -> bool:
+    """Return whether a relative path is that of a file in which a shard keeps its state."""
+    return (len(path.parts) == 3 and path.parts[0].startswith(NOTES_NAME)
+            and bool(_STATE.fullmatch(path.parts[1]) or path.parts[1].startswith(_JOINING))
+            and (path.name in (_NOTE, LOCK_NAME) or path.parts[1].startswith(_JOINING)))
 
 
 def add_shard_flags(parser: argparse.ArgumentParser, what: str) -> None:
@@ -130,6 +139,39 @@ def require_equal(found: dict, description: dict, informative: Collection[str], 
         raise UserError(f"{where} with another {readable(key)}; {way_out}")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Note:
+    """State of a shard, as stored.
+
+    Attributes:
+        settings: settings of the shard; those that determine how the work is divided are nested
+            under the key DIVIDED.
+        finished: whether the shard has written all its files.
+        informative: names of settings in which shards may differ.
+    """
+
+    settings: dict[str, object]
+    finished: bool
+    informative: tuple[str, ...] = ("versions",)
+
+    def __post_init__(self):
+        if not isinstance(self.settings.get(DIVIDED, {}), dict):
+            raise UserError(f"'{DIVIDED}' in the settings of a shard is not a mapping")
+
+
+def divided_number(divided: Mapping[str, object], name: str) -> int:
+    """Return a whole number from 0 among the settings that determine how work is divided.
+
+    Raises:
+        UserError: if the number is missing or another value.
+    """
+    number = divided.get(name)
+    if type(number) is not int or number < 0:
+        raise UserError(f"the shards are damaged: '{name}' is {number!r}, not a whole number; "
+                        "run the shards again in another folder")
+    return number
+
+
 class ShardNotes:
     """State of the shards that share a folder, stored in a hidden subfolder.
 
@@ -169,7 +211,7 @@ class ShardNotes:
                 if other.parts != shard.parts:
                     raise UserError(f"{self.folder} is divided into {other.parts} shards, but "
                                     f"--shard is {shard}; {way_out}")
-                require_equal(note["settings"], settings, informative,
+                require_equal(note.settings, settings, informative,
                               f"{self.folder} holds shard {other}", way_out)
         check()
         own = self._folder_of(shard)
@@ -188,7 +230,7 @@ class ShardNotes:
 
     def any_settings(self) -> dict:
         """Return the settings of any shard that has started; empty if none has."""
-        return next((note["settings"] for note in self._read().values()), {})
+        return next((note.settings for note in self._read().values()), {})
 
     def finish(self, shard: Shard) -> None:
         """Record that a shard has written all its files."""
@@ -210,19 +252,20 @@ class ShardNotes:
             raise UserError(f"{self.folder} holds no shards that could be joined; run them with "
                             "--shard 1/N to N/N")
         parts = max(shard.parts for shard in notes)
-        missing = [str(part) for part in (Shard(i + 1, parts) for i in range(parts))
-                   if not notes.get(part, {}).get("finished")]
+        missing = [str(part) for part in itertools.islice(
+            (part for part in (Shard(i + 1, parts) for i in range(parts))
+             if part not in notes or not notes[part].finished), 11)]
         if missing:
             listed = ", ".join(missing[:10]) + (" and others" if len(missing) > 10 else "")
             raise UserError(f"{self.folder} lacks shards {listed}, which have not been run to the "
                             "end; run each of them with --shard")
         first = notes[Shard(1, parts)]
         for shard, note in notes.items():
-            if shard.parts != parts or first_difference(note["settings"], first["settings"],
-                                                        first["informative"]):
+            if shard.parts != parts or first_difference(note.settings, first.settings,
+                                                        first.informative):
                 raise UserError(f"shard {shard} in {self.folder} has other settings than shard 1; "
                                 "delete the folder, and run the shards again")
-        return first["settings"]
+        return dict(first.settings)
 
     def join(self, make: Callable[[dict, Path], None], is_joined: Callable[[], bool]) -> None:
         """Join the shards, unless they are joined already, and delete their state.
@@ -243,7 +286,7 @@ class ShardNotes:
             return
         try:
             settings = self.settings()
-            make(settings, Path(tempfile.mkdtemp(prefix="joining_", dir=self._path)))
+            make(settings, Path(tempfile.mkdtemp(prefix=_JOINING, dir=self._path)))
         except (FileNotFoundError, UserError):
             if self.exist() or not is_joined():  # otherwise another process has joined meanwhile
                 raise
@@ -259,12 +302,16 @@ class ShardNotes:
     def _folder_of(self, shard: Shard) -> Path:
         return self._path / f"{shard.part}_of_{shard.parts}"
 
-    def _read(self) -> dict[Shard, dict]:
-        """Read the states of all shards that have started."""
+    def _read(self) -> dict[Shard, _Note]:
+        """Read the states of all shards that have started.
+
+        Raises:
+            UserError: if a state is damaged; the message names the file.
+        """
         notes = {}
         for path in sorted(self._path.glob("*_of_*")):
-            match = re.fullmatch(r"(\d{1,6})_of_(\d{1,6})", path.name)
+            match = _STATE.fullmatch(path.name)
             if match and (note := read_description(path / _NOTE)):
-                notes[Shard(int(match[1]), int(match[2]))] = note
+                notes[Shard(int(match[1]), int(match[2]))] = typed(_Note, note, str(path / _NOTE))
         return notes
 

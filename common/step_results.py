@@ -9,7 +9,9 @@ variance. Published folders have no settings file.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -17,16 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.files import (
-    TEMPORARY_SUFFIX,
-    make_temporary_folder,
-    read_description,
-    save_json,
-    versions,
-)
+from common.files import TEMPORARY_SUFFIX, read_description, save_json, versions
+from common.folders import make_hidden_folder
 from common.locks import LOCK_NAME, FolderLock
 from common.results import ResultStore
 from common.schemas import Schema
+
+logger = logging.getLogger(__name__)
 
 StepResult = tuple[dict[str, Any], dict]
 """Values computed by a step, by name of their entry, and facts for the settings file."""
@@ -55,6 +54,34 @@ class StepResults:
         self.key = number, other_number
         self.facts: dict[str, dict] = {}
         self._seconds: dict[str, float] = {}
+
+    @classmethod
+    def open(cls, path: Path, schema: Schema, number: int, flag: str, is_given: bool,
+             other_number: int | None = None) -> StepResults:
+        """Open results to read: those for ``number``, or, if the user did not choose it and the
+        folder only holds the results for another number, those.
+
+        Args:
+            path, schema, number, other_number: see the class.
+            flag: flag that sets the number, for messages.
+            is_given: whether the user chose the number with this flag.
+
+        Raises:
+            UserError: if the folder holds results for other numbers only, and it is not clear which
+                of them to read.
+        """
+        patterns = [re.escape(name).replace(re.escape("{}"), r"(\d+)") for name in (
+            schema.settings_name, *(entry.path for entry in schema.items.values()))]
+        numbers = sorted({int(match[1]) for file in Path(path).glob("[!.]*") for pattern in patterns
+                          if (match := re.fullmatch(pattern, file.name)) and match.groups()})
+        if numbers and number not in numbers:
+            if is_given or len(numbers) > 1:
+                raise UserError(f"{path} holds no {schema.what.format(number)}, but those for "
+                                f"{' and '.join(map(str, numbers))}; give {flag} {numbers[-1]}")
+            logger.info("reading the %s, because %s holds no others",
+                        schema.what.format(numbers[0]), path)
+            number = numbers[0]
+        return cls(path, schema, number, other_number)
 
     @property
     def settings_file(self) -> Path:
@@ -116,7 +143,7 @@ class StepResults:
             FolderInUse: if another process computes the same results.
         """
         hidden = self.path / f".{self.number}{TEMPORARY_SUFFIX}"
-        make_temporary_folder(hidden)
+        make_hidden_folder(hidden)
         self._lock = FolderLock(hidden)
         self._steps = ResultStore(hidden, self.schema)
         self._settings = json.loads(json.dumps(  # convert tuples to lists as JSON does

@@ -25,6 +25,17 @@ def markdown_escaped(text: str) -> str:
     return re.sub(r"[\\`*\[\]|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
 
+def format_count(number: int, plural: str) -> str:
+    """Return a number with its noun, such as "2 layers of one agent" or "1 layer of one agent".
+
+    Args:
+        plural: the noun in the plural, which ends in s; words after "of" or "with" belong to it.
+    """
+    if number == 1:
+        plural = re.sub(r"s(?= (?:of|with) |$)", "", plural, count=1)
+    return f"{number} {plural}"
+
+
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return the lines of a Markdown table, followed by an empty line.
 

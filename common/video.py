@@ -152,8 +152,10 @@ def write_poster(path: Path, film: Path) -> None:
         film: MP4 file.
 
     Raises:
-        UserError: if the video is damaged.
+        UserError: if the video is damaged or not a regular file.
     """
+    if not film.is_file():
+        raise UserError(f"{film} is not a file")
     try:
         with av.open(str(film)) as container:
             place = container.streams.video[0].frames // 3

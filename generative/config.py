@@ -90,8 +90,9 @@ class SimulatorConfig:
             starts.
         object_looks: numbers of looks of the last classes, which stand for objects that move or
             change their look, see ``generative.sprites``; None takes them from the recording.
-        prior_widths: channels of the prior over worlds at full, half and quarter resolution, and of
-            the prior over start vectors, see ``generative.prior``.
+        prior_widths: channels of the prior over worlds at full, half and quarter resolution (of
+            which a static camera needs only the first), and of the prior over start vectors, see
+            ``generative.prior``.
     """
 
     section: ClassVar[str] = "gen_model"

@@ -21,8 +21,7 @@ from common.parameters import ParameterSet
 from generative.config import LR_DECAYS, SAMPLE_STARTS
 from generative.sample_files import SampleFolder
 from generative.simulator import Simulator
-from interventions.config import DirectionFilesConfig
-from interventions.flags import directions_folder
+from interventions.flags import direction_episodes, directions_folder
 from interventions.projector import Projector
 
 # Flags that override a parameter: name, parameter in the section gen_model, type and help.
@@ -117,7 +116,7 @@ def open_directions(args: argparse.Namespace, parameters: ParameterSet, simulato
     """
     projector, matrices = Projector.load_for(
         simulator.agent.policy.hidden_state_size, directions_folder(args, parameters),
-        parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
+        direction_episodes(args, parameters), args.agent_file)
     return projector.on(compute.device), matrices
 
 

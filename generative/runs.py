@@ -6,6 +6,9 @@ A run's folder ``<log_dir_base>/results/<gen_mod_exp_name>/<YYYYmmdd_HHMMSS>/`` 
     progress.csv                  losses and other metrics, next to TensorBoard events
     hyperparameters.yml           the resolved settings
     recons_v_preds/*.mp4          truth, reconstruction and imagination side by side
+    training_episodes.txt         episodes used in training, one per line: ``sha256:`` and the
+                                  digest (``agents.provenance``), or, for simulators whose digests
+                                  were not stored, ``level:`` and the seed of the level
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from agents.agent_file import load_agent
@@ -23,13 +27,16 @@ from agents.provenance import agent_digests
 from common.config import SETTINGS_NAME, load_settings
 from common.devices import Compute
 from common.errors import UserError
+from common.files import atomic_path, read_bytes
 from common.metrics_log import read_metrics
 from generative.config import SimulatorConfig, TrainingConfig
+from generative.dataset import RolloutDataset
 from generative.losses import LossScales, SimulatorLosses
 from generative.published import load_published
 from generative.simulator import Simulator
 
 PROGRESS_NAME = "progress.csv"
+EPISODES_NAME = "training_episodes.txt"
 TERMS = tuple(field.name for field in dataclasses.fields(SimulatorLosses)
               if field.name != "camera")  # terms of both architectures
 MEASURES = ("loss", *(f"loss_{name}" for name in TERMS), "kl_nats", "posterior_entropy",
@@ -174,10 +181,12 @@ def check_export(model_file: Path, output: Path) -> None:
 
 
 def copy_settings(model_file: Path, output: Path) -> None:
-    """Copy the settings of a simulator file's run into the folder of ``output``, if it has none."""
-    exported = output.parent / SETTINGS_NAME
-    if not exported.exists():
-        shutil.copy(model_file.parent / SETTINGS_NAME, exported)
+    """Copy the settings and training episodes of a simulator file's run into the folder of
+    ``output``, if it has none."""
+    for name in (SETTINGS_NAME, EPISODES_NAME):
+        source, exported = model_file.parent / name, output.parent / name
+        if source.exists() and not exported.exists():
+            shutil.copy(source, exported)
 
 
 def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfig,
@@ -217,21 +226,63 @@ def check_agent_inside(run: SimulatorRunSettings | None, agent_file: Path) -> No
                         f"{run.agent_file}")
 
 
-def leakage_reason(run: SimulatorRunSettings | None, data_dir: str, num_episodes: int) -> str:
+def training_episodes(model_file: Path) -> set[str] | None:
+    """Read on which episodes a simulator was trained.
+
+    Returns:
+        ``sha256:<digest>`` or ``level:<seed>`` of each episode, see ``EPISODES_NAME``; None if this
+        is unknown.
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
+    path = model_file.parent / EPISODES_NAME
+    if not path.exists():
+        return None
+    return set(read_bytes(path, "list of training episodes").decode(errors="replace").split())
+
+
+def save_training_episodes(folder: Path, dataset: RolloutDataset, train: np.ndarray,
+                           start_file: Path | None) -> None:
+    """Write the digests of the training episodes into a run's folder; nothing is written if those
+    of the simulator that the run starts from are unknown.
+
+    Args:
+        train: numbers of the training windows.
+        start_file: simulator file from which the run starts or is resumed; None for new weights.
+    """
+    episodes = training_episodes(start_file) if start_file else set()
+    if episodes is not None:
+        episodes |= {f"sha256:{digest}" for digest in _digests(dataset, train).values()}
+        with atomic_path(folder / EPISODES_NAME) as temporary:
+            temporary.write_text("".join(f"{episode}\n" for episode in sorted(episodes)))
+
+
+def leakage_reason(model_file: Path, dataset: RolloutDataset, held_out: np.ndarray,
+                   assured: bool = False) -> str:
     """Return why evaluated episodes may have been used in training, or "" if they were not.
 
     Args:
-        run: settings of the simulator's run; None if unknown.
-        data_dir: folder of the evaluated recording.
-        num_episodes: number of episodes in this recording.
+        model_file: simulator file.
+        dataset: the evaluated recording.
+        held_out: numbers of the evaluated windows.
+        assured: whether the user states that the episodes were not used. This is believed if the
+            training episodes are unknown.
     """
-    if run is None:
-        return "there is no hyperparameters.yml next to the model file, so its split is unknown"
-    reasons = {
-        f"the simulator was trained on {run.data_dir}, not on {data_dir}":
-            Path(run.data_dir).resolve() != Path(data_dir).resolve(),
-        f"{data_dir} had {run.num_episodes} episodes when the simulator was trained, but has "
-        f"{num_episodes} now, so other episodes are held out": run.num_episodes != num_episodes,
-        f"training started from {run.model_file}, which may have been trained on another split":
-            bool(run.model_file)}
-    return next((reason for reason, applies in reasons.items() if applies), "")
+    trained = training_episodes(model_file)
+    if trained is None:
+        return "" if assured else (f"there is no {EPISODES_NAME} next to the model file, so the "
+                                   "episodes of its training are unknown")
+    digests = _digests(dataset, held_out)
+    shared = {number for number, digest in digests.items() if f"sha256:{digest}" in trained}
+    if any(episode.startswith("level:") for episode in trained):
+        shared |= {number for number in digests if "level:{}".format(
+            dataset.folder.steps(number)["level_seed"].iloc[0]) in trained}
+    return f"{len(shared)} of the {len(digests)} episodes were used in training" if shared else ""
+
+
+def _digests(dataset: RolloutDataset, windows: np.ndarray) -> dict[int, str]:
+    """Return the digests of the episodes that windows show, by the episode's number."""
+    numbers = np.unique(dataset.episodes_of(windows)).tolist()
+    found = dataset.folder.digests(numbers, *dataset.folder.stored_digests())
+    return {number: str(found[str(number)][1]) for number in numbers}

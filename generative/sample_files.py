@@ -38,7 +38,7 @@ from common.files import read_description, save_json
 from common.parameters import PARAMETER_SET
 from common.results import ResultStore
 from common.schemas import Array, Entry, File, Json, NpyFolder, Schema
-from common.shards import WHOLE, Shard, ShardNotes
+from common.shards import WHOLE, Shard, ShardNotes, divided_number
 from generative.squares import World
 
 _SCRIPT, _ORIGIN_NAME = "record_gen_samples.py", "origin.json"
@@ -57,6 +57,9 @@ class SampleFormat(NpyFolder):
 
     ``read`` returns only the arrays; ``SampleFolder.origin`` returns the origin.
     """
+
+    def file_names(self) -> tuple[str, ...]:
+        return (*super().file_names(), _ORIGIN_NAME)
 
     def write(self, path: Path, value: Mapping) -> None:
         super().write(path, {name: array for name, array in value.items() if name != "origin"})
@@ -206,9 +209,12 @@ class SampleFolder(ResultStore):
     def require(self, numbers: Sequence[int]) -> None:
         """Raise UserError if a sample is missing; the message names the first missing one."""
         present = self.numbers()
-        absent = sorted(set(numbers) - set(present))
-        if absent:
-            raise UserError(f"{self.path} has no sample {absent[0]}, one of {len(absent)} missing; "
+        known = set(present)
+        absent = next((number for number in numbers if number not in known), None)
+        if absent is not None:
+            needed = numbers if isinstance(numbers, range) else set(numbers)
+            missing = len(needed) - sum(number in needed for number in known)
+            raise UserError(f"{self.path} has no sample {absent}, one of {missing} missing; "
                             f"its {len(present)} samples have numbers from {present[0]} to "
                             f"{present[-1]}, see --sample_ids")
 
@@ -339,10 +345,11 @@ def join_samples(path: Path, num_samples: int | None = None) -> SampleFolder:
     folder = SampleFolder(path, joined=False)
 
     def check(divided: dict) -> None:
-        if num_samples not in (None, divided["num_samples"]):
-            raise UserError(f"the shards in {path} have recorded {divided['num_samples']} samples, "
-                            f"not {num_samples}; use --num_samples {divided['num_samples']}")
-        folder.require(range(divided["num_samples"]))
+        number = divided_number(divided, "num_samples")
+        if num_samples not in (None, number):
+            raise UserError(f"the shards in {path} have recorded {number} samples, not "
+                            f"{num_samples}; use --num_samples {number}")
+        folder.require(range(number))
 
     folder.join(check)
     folder.require(range(num_samples or 0))

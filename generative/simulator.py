@@ -44,7 +44,8 @@ from generative.networks import (
     most_likely_action,
     on_unit_sphere,
 )
-from generative.prior import Prior, PriorNoise, camera_globals, static_globals
+from generative.prior import Prior, camera_globals, static_globals
+from generative.prior_networks import PriorNoise
 from generative.spatial import (
     NoEmbedding,
     PatchBasis,

@@ -269,7 +269,8 @@ class SpatialStart(nn.Module):
             sizes = (self.config.motion_dim, PHASE_DIM, 2, 2, 1)
             camera = CameraState(*(vectors.new_zeros(len(vectors), size) for size in sizes))
             if self.config.world_squares:
-                camera.phase[:] = vectors.new_tensor(STATIC_PHASE)
+                for column, value in enumerate(STATIC_PHASE):
+                    camera.phase[:, column] = value
             return camera
         motion, correction = self.motion(vectors * vectors.shape[1] ** 0.5).float().split(
             [self.config.motion_dim, 2 + PHASE_DIM], dim=-1)

@@ -91,6 +91,7 @@ class Sprites(nn.Module):
     speed: Tensor
     period: Tensor
     solid: Tensor
+    counts: Tensor
 
     def __init__(self, num_classes: int, looks: Sequence[int], pixels_per_square: float):
         super().__init__()
@@ -101,6 +102,7 @@ class Sprites(nn.Module):
         self.register_buffer("speed", torch.zeros(len(looks)))  # squares per step
         self.register_buffer("period", torch.ones(len(looks)))  # steps
         self.register_buffer("solid", torch.zeros(num_classes))  # 1 or 0
+        self.register_buffer("counts", torch.tensor(self.looks), persistent=False)
 
     def states(self, squares: Tensor, places: Tensor, velocities: Tensor, looks: Tensor,
                clock: Tensor) -> SpriteStates:
@@ -130,10 +132,10 @@ class Sprites(nn.Module):
         centre = column + torch.where(self.speed[groups] > 0, of_square(places), 0.5)
         begins = torch.where(moves, first + 0.5, centre)
         ends = torch.where(moves, last + 0.5, centre)
-        counts = torch.tensor(self.looks, device=device)
+        first_look = self.counts.cumsum(0) - self.counts
         return SpriteStates(
             flat.gather(1, chosen),
-            (counts.cumsum(0) - counts)[groups] + of_square(looks) % counts[groups], groups,
+            first_look[groups] + of_square(looks) % self.counts[groups], groups,
             row + 0.5, centre.minimum(ends).maximum(begins), begins, ends,
             1 - (1 - AFTER_TURN) * torch.stack(at_end).to(centre),
             torch.where(moves, self.speed[groups] * of_square(velocities), 0), clock)
@@ -205,10 +207,10 @@ class Sprites(nn.Module):
         Returns:
             Templates (L, R, R, 3); their classes, int64 (L,); and their images, 0 or 1, int64 (L,).
         """
-        group = torch.repeat_interleave(torch.arange(len(self.looks)), torch.tensor(self.looks))
-        still = (self.speed[group.to(empty.device)] == 0).nonzero()[:, 0]
+        group = torch.arange(len(self.looks), device=empty.device).repeat_interleave(self.counts)
+        still = (self.speed[group] == 0).nonzero()[:, 0]
         sprites = torch.cat([self.images[2 * still], self.images[2 * still + 1]])  # (L, 4, R, R)
-        classes = (group.to(empty.device)[still] + self.first_class).repeat(2)
+        classes = (group[still] + self.first_class).repeat(2)
         return (_over(sprites, empty), classes,
                 torch.arange(2, device=empty.device).repeat_interleave(len(still)))
 
@@ -235,8 +237,7 @@ class Sprites(nn.Module):
             empty: template of an empty square (R, R, 3).
         """
         batch, device, size = len(images), images.device, images.shape[-1]
-        group = torch.repeat_interleave(torch.arange(len(self.looks)), torch.tensor(self.looks)).to(
-            device)
+        group = torch.arange(len(self.looks), device=device).repeat_interleave(self.counts)
         moving = (self.speed[group] > 0).nonzero()[:, 0]
         # All squares in view, at the resolution of the sprites.
         edge = (FRAME_SIZE - size) / 2
@@ -264,10 +265,9 @@ class Sprites(nn.Module):
         smallest, position = smallest.unflatten(-1, (shown, RESOLUTION)).min(dim=-1)
         kind = kind.unflatten(-1, (shown, RESOLUTION)).gather(-1, position[..., None])[..., 0]
         look = moving[kind // 4]
-        counts = torch.tensor(self.looks, device=device)
         found = group[look]
         result = Found(smallest, found + self.first_class,
-                       look - (counts.cumsum(0) - counts)[found], position / RESOLUTION,
+                       look - (self.counts.cumsum(0) - self.counts)[found], position / RESOLUTION,
                        torch.where(kind % 2 > 0, 1.0, -1.0), kind // 2 % 2)
         whole = []
         rows, columns = (first.long()[:, axis, None] + torch.arange(shown, device=device)

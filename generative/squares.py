@@ -358,6 +358,13 @@ class StaticSquares(SquareImages):
     because nothing is drawn on free squares, which are black.
     """
 
+    def read(self, images: Tensor, corner: Tensor, num_squares: int,
+             seeds: Tensor | None = None, objects: bool = True) -> tuple[World, Tensor]:
+        """Recognise the squares in images; see ``SquareImages.read``. All of them count as
+        recognised, because they are wholly in view, and objects hide only parts of them."""
+        world, known = super().read(images, corner, num_squares, seeds, objects)
+        return world, torch.ones_like(known)
+
     @full_precision
     def paint(self, world: World) -> Scenery:
         """Draw the view (B, 3, 64, 64); see ``SquareImages.paint``."""

@@ -24,10 +24,12 @@ from common.cli import (
     add_compute_flags,
     add_output_file_flag,
     check_output,
+    count,
     from_zero,
     seed,
     set_up_logging,
 )
+from common.cuda_graph import GraphedFunction
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import load_tensors, save_tensors
@@ -37,14 +39,14 @@ from generative.batches import AlignedBatch, align, in_batches, true_phase
 from generative.camera import FASTEST
 from generative.config import GRID
 from generative.dataset import RecordedWorlds, RolloutDataset
-from generative.prior import NUM_GLOBALS, static_globals
+from generative.prior import static_globals
 from generative.prior_losses import start_loss, world_loss
+from generative.prior_networks import NUM_GLOBALS
 from generative.published import save_published
 from generative.runs import check_export, copy_settings, open_simulator, run_of
 from generative.simulator import Simulator
 from generative.world_data import WORLDS_NAME, attach_worlds
 
-_BATCH_SIZE = 32
 _AVERAGE_DECAY = 0.999
 _WARM_UP = 200  # batches in which the learning rate rises
 _TAIL = 0.15  # last share of the batches, in which it falls to 0
@@ -60,9 +62,11 @@ def parser() -> Parser:
     flags.add_argument("--data_dir", type=Path, required=True,
                        help="recording with worlds, from record.py --worlds")
     flags.add_argument("--num_world_batches", type=from_zero, default=20000,
-                       help=f"batches of {_BATCH_SIZE} worlds; 0 to keep the prior over worlds")
+                       help="batches of worlds; 0 to keep the prior over worlds")
     flags.add_argument("--num_start_batches", type=from_zero, default=8000,
-                       help=f"batches of {_BATCH_SIZE} start vectors; 0 to keep their prior")
+                       help="batches of start vectors; 0 to keep their prior")
+    flags.add_argument("--batch_size", type=count, default=32,
+                       help="number of worlds or start vectors in a batch")
     flags.add_argument("--lr", type=float, default=1e-3, help="learning rate")
     flags.add_argument("--seed", type=seed, default=0, help="seed of every random choice")
     add_compute_flags(flags)
@@ -128,20 +132,29 @@ class PriorTraining:
 
     Args:
         network: network to train in place.
-        loss: function of row numbers (B,) and a generator that returns the loss ().
+        loss: function of row numbers (B,) and a generator that returns the loss (). On a GPU, it
+            must not synchronise.
         num_rows: number of rows of the data.
+        batch_size: B.
         num_batches: number of batches.
         lr: learning rate, which rises at the beginning and falls to 0 at the end.
         seed: seed of every random choice.
     """
 
     def __init__(self, network: nn.Module, loss: Callable[[Tensor, torch.Generator], Tensor],
-                 num_rows: int, num_batches: int, lr: float, seed: int):
+                 num_rows: int, batch_size: int, num_batches: int, lr: float, seed: int):
         self.network, self._loss = network, loss
-        self._num_rows, self._num_batches, self._lr = num_rows, num_batches, lr
-        self._seed, self.batches = seed, 0
-        self._optimizer = torch.optim.AdamW(network.parameters(), lr, betas=(0.9, 0.99),
-                                            weight_decay=0.01)
+        self._num_rows, self._batch_size, self._num_batches = num_rows, batch_size, num_batches
+        self._lr, self._seed, self.batches = lr, seed, 0
+        device = next(network.parameters()).device
+        self._generator = torch.Generator(device)
+        is_graph = device.type == "cuda"  # a CUDA graph reads the learning rate from GPU memory
+        self._optimizer = torch.optim.AdamW(
+            network.parameters(), torch.zeros((), device=device), betas=(0.9, 0.99),
+            weight_decay=0.01, fused=True, capturable=is_graph)
+        self._run_step: Callable[[], tuple[Tensor, ...]] = self._step
+        if is_graph:
+            self._run_step = GraphedFunction(self._step, device, self._generator)
         self._average = [parameter.detach().clone() for parameter in network.parameters()]
 
     def state(self) -> dict:
@@ -154,7 +167,9 @@ class PriorTraining:
         """Restore the result of ``state``."""
         self.batches, self._average = state["batches"], state["average"]
         self._copy(state["weights"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        # The rest of the optimiser's state depends on the device.
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(),
+                                         "state": state["optimizer"]["state"]})
 
     def train(self, save: Callable[[], None]) -> int:
         """Train until the end or a stop signal; the network then has the averaged weights.
@@ -167,14 +182,14 @@ class PriorTraining:
         """
         torch.set_flush_denormal(True)  # gradients of nearly certain squares are tiny
         self.network.requires_grad_(True).train()
-        losses: list[float] = []
+        losses: list[Tensor] = []
         saved_at, status = time.monotonic(), 0
         with (deferred_signals("batch") as received,
               Progress(self._num_batches, "batch", self.batches) as progress):
             while self.batches < self._num_batches and not received:
                 losses.append(self._one_batch())
                 if self.batches % _LOG_INTERVAL == 0:
-                    progress.update(self.batches, f"loss {np.mean(losses):.4g}")
+                    progress.update(self.batches, f"loss {torch.stack(losses).mean():.4g}")
                     losses = []
                 if time.monotonic() - saved_at > _SECONDS_BETWEEN_SAVES:
                     save()
@@ -186,23 +201,29 @@ class PriorTraining:
         self.network.requires_grad_(False).eval()
         return status
 
-    def _one_batch(self) -> float:
-        generator = torch.Generator().manual_seed(hash((self._seed, self.batches)) % 2 ** 62)
-        rows = torch.randint(self._num_rows, (_BATCH_SIZE,), generator=generator)
+    def _one_batch(self) -> Tensor:
+        self._generator.manual_seed(hash((self._seed, self.batches)) % 2 ** 62)
         left = (self._num_batches - self.batches) / (_TAIL * self._num_batches)
         rate = self._lr * min(1.0, (self.batches + 1) / _WARM_UP, left)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        loss = self._loss(rows, generator)
-        self._optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        self._optimizer.step()
+            group["lr"].fill_(rate)
+        [loss] = self._run_step()
         self.batches += 1
         decay = min(_AVERAGE_DECAY, (1 + self.batches) / (10 + self.batches))
         torch._foreach_lerp_(self._average, [weight.detach() for weight
                                              in self.network.parameters()], 1 - decay)
-        return loss.item()
+        return loss
+
+    def _step(self) -> tuple[Tensor]:
+        """Take one optimiser step, and return the loss ()."""
+        rows = torch.randint(self._num_rows, (self._batch_size,), device=self._generator.device,
+                             generator=self._generator)
+        loss = self._loss(rows, self._generator)
+        self._optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self._optimizer.step()
+        return (loss.detach(),)
 
     @torch.no_grad()
     def _copy(self, weights: list[Tensor]) -> None:
@@ -246,10 +267,10 @@ def main(argv: list[str] | None = None) -> int:
 
     prior = simulator.prior
     trainings = {
-        "worlds": PriorTraining(prior.worlds, loss_of_worlds, len(known), args.num_world_batches,
-                                args.lr, args.seed),
-        "starts": PriorTraining(prior.starts, loss_of_starts, len(codes), args.num_start_batches,
-                                args.lr, args.seed)}
+        "worlds": PriorTraining(prior.worlds, loss_of_worlds, len(known), args.batch_size,
+                                args.num_world_batches, args.lr, args.seed),
+        "starts": PriorTraining(prior.starts, loss_of_starts, len(codes), args.batch_size,
+                                args.num_start_batches, args.lr, args.seed)}
     checkpoint = args.output.with_suffix(".training.pt")
     if checkpoint.exists():
         saved = load_tensors(checkpoint, "checkpoint of the prior")

@@ -224,7 +224,8 @@ class SimulatorTraining:
         if self._average is not None:
             self._load_trained_weights(state.get("trained_weights"), path)
         self._generator.set_state(state["generator"])
-        self._unlogged = state["unlogged"]
+        self._unlogged = [{name: value.to(self.compute.device) for name, value in row.items()}
+                          for row in rows]  # those of a resumed run may be on another device
         self.batches, self._elapsed = state["batches"], state["wall_time"]
 
     def _load_trained_weights(self, weights: object, path: Path) -> None:

@@ -20,7 +20,9 @@ from common.cli import OneText, Parser, add_save_dir_flag, count, from_zero, see
 from common.errors import UserError
 from common.files import sha256
 from common.parameters import ParameterSet
-from interventions.config import SwapConfig
+from common.step_results import StepResults
+from interventions.config import DirectionFilesConfig, SwapConfig
+from interventions.hidden_states_folder import HIDDEN_STATE_FILES
 from interventions.patch_text import (
     Opening,
     arm_name,
@@ -86,6 +88,23 @@ def add_direction_type_flag(parser: Parser) -> None:
 def directions_folder(args: argparse.Namespace, parameters: ParameterSet) -> Path:
     """Return the folder that the flags of ``add_direction_flags`` select."""
     return args.precomp_dir or parameters.folders.hidden_states
+
+
+def direction_episodes(args: argparse.Namespace, parameters: ParameterSet,
+                       flag: str = "--num_episodes") -> int:
+    """Return the number of episodes of the directions that the flags of ``add_direction_flags``
+    select; if it was not given, that of the only directions in the folder.
+
+    Args:
+        flag: name of the flag of ``add_direction_number_flag``.
+
+    Raises:
+        UserError: if the folder holds directions for other numbers only.
+    """
+    return StepResults.open(
+        directions_folder(args, parameters), HIDDEN_STATE_FILES,
+        parameters.get(DirectionFilesConfig).num_episodes, flag,
+        parameters.is_given(DirectionFilesConfig, "num_episodes")).number
 
 
 def direction(text: str) -> int | None:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_ARMS = 1000
+MAX_SOURCES = 1000  # each source level is a game that is started
 MAX_NAME = 80
 _MAX_NUMBERS = 100_000  # maximum length of a range
 _USAGE = "kind@layer[:channels][=value]{,option=value}, such as zero@embedder.block2.res1.resadd:55"
@@ -244,33 +245,41 @@ def read_patch_file(path: Path) -> list[tuple[Patch, ...]]:
             isinstance(entries, dict) for entries in content):
         raise UserError(f"the patch file {path} must hold a list of patches, each a mapping with "
                         "a kind and a layer")
-    options = [_expand_sweeps(entries, f"{path}, patch {number}")
-               for number, entries in enumerate(content, 1)]
-    if math.prod(map(len, options)) > MAX_ARMS:
-        raise UserError(f"the sweeps of {path} define {math.prod(map(len, options))} arms, more "
-                        f"than {MAX_ARMS}; divide the file into several")
-    return list(itertools.product(*options))
+    places = [f"{path}, patch {number}" for number in range(1, len(content) + 1)]
+    sweeps = [_sweeps(entries, where) for entries, where in zip(content, places)]
+    number = math.prod(len(texts) for texts_by_key in sweeps for texts in texts_by_key.values())
+    if number > MAX_ARMS:
+        raise UserError(f"the sweeps of {path} define {_in_words(number)} arms, more than "
+                        f"{MAX_ARMS}; divide the file into several")
+    return list(itertools.product(*(
+        [_make_patch(dict(zip(texts, choice)), where)
+         for choice in itertools.product(*texts.values())]
+        for texts, where in zip(sweeps, places))))
 
 
-def _expand_sweeps(entries: dict, where: str) -> list[Patch]:
-    """Create the patch of a mapping, or several patches if the mapping has sweeps.
+def _in_words(number: int) -> str:
+    return str(number) if number < 10**12 else "more than 10^12"
+
+
+def _sweeps(entries: dict, where: str) -> dict[str, list[str]]:
+    """Return the values of each key of a patch: one, or several if they are a sweep.
 
     Args:
         entries: entries of a patch file by key; a sweep is a list of values.
         where: place of the mapping, for messages.
     """
-    choices = []
+    choices = {}
     for key, value in entries.items():
         is_set = key == "channels" and isinstance(value, list) and not any(
             isinstance(channels, list) for channels in value)
         values = [value] if is_set or not isinstance(value, list) else value
-        texts = [",".join(text) if key == "channels" and isinstance(text, list) else text
+        lists = [text if key == "channels" and isinstance(text, list) else [text]
                  for text in values]
-        if not texts or not all(isinstance(text, str) for text in texts):
+        if not lists or not all(isinstance(text, str) for texts in lists for text in texts):
             raise UserError(f"{where}: '{key}' must be one value, or a list of values, which is a "
                             "sweep")
-        choices.append([(key, text) for text in texts])
-    return [_make_patch(dict(choice), where) for choice in itertools.product(*choices)]
+        choices[key] = [",".join(texts) for texts in lists]
+    return choices
 
 
 def arm_name(patches: Sequence[Patch]) -> str:
@@ -393,6 +402,8 @@ def _open_source(patch: Patch, text: str, opening: Opening) -> Patch:
     except ValueError:
         raise UserError(f"source={text} is not {_NUMBERS[0]}") from None
     layer, *others = layers_named(opening.policy, patch.layer)
+    if len(levels) > MAX_SOURCES:
+        raise UserError(f"source={text} names {len(levels)} levels; name at most {MAX_SOURCES}")
     if others or max(levels) >= MAX_LEVEL:
         raise UserError(f"source={text} needs a single layer, not {patch.layer}" if others else
                         f"source={text}: levels are numbered 0 to {MAX_LEVEL - 1}")

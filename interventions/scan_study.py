@@ -166,7 +166,7 @@ def run_scan(store: ResultStore, options: ScanOptions, testbed: Testbed, compute
         UserError: if there is no such layer, it has no such parts, or there are fewer than 20
             levels.
     """
-    check_starts(len(testbed.levels) // 2, "--num_episodes")
+    check_starts(len(testbed.levels), "--num_episodes", halves=True)
     policy, seed, outcome = testbed.policy, settings["seed"], OUTCOMES[options.outcome]
     layers = [layer.name for layer in layers_named(policy, options.layer)
               if layer.is_map or options.unit != "cell" or options.layer != ALL]

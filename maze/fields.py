@@ -146,8 +146,8 @@ def main(argv: list[str] | None = None) -> None:
                 CHEESE: over_cheese(levels[name], options, style)}[film]
             write_film(store.file_of("film", film, name), figures, stills, args.num_stills)
     means = table.groupby("arm", sort=False)[list(_PRINTED)].mean()
-    print(f"{means}\nwrote {store.file_of('differences')} and the fields of {len(levels)} levels "
-          f"in {len(arms)} arms")
+    print(f"{means.to_string()}\nwrote {store.file_of('differences')} and the fields of "
+          f"{len(levels)} levels in {len(arms)} arms")
 
 
 def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:

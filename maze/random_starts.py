@@ -34,7 +34,8 @@ from envs.level_state import LevelState
 from generative.batches import as_frames, in_batches
 from generative.config import SimulatorConfig
 from generative.networks import LatentSampler
-from generative.prior import NUM_GLOBALS, static_globals
+from generative.prior import static_globals
+from generative.prior_networks import NUM_GLOBALS
 from generative.runs import open_simulator
 from generative.simulator import Simulator
 from generative.squares import World

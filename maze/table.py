@@ -28,6 +28,7 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    store = CLAIMS.store(args.output_dir)
     names = [folder.resolve().name for folder in args.studies]
     if len(set(names)) < len(names):
         raise UserError("the folders of --studies must have different names, which become the "
@@ -37,7 +38,8 @@ def main(argv: list[str] | None = None) -> None:
         findings[name], reasons[name] = findings_of(StudiesFolder(folder))
     if not any(findings.values()):
         raise UserError(f"none of the folders holds a study: {', '.join(map(str, args.studies))}")
-    CLAIMS.write(args.output_dir, findings, reasons)
+    CLAIMS.write(store, {"studies": dict(zip(names, map(str, args.studies)))}, findings,
+                 reasons)
     rows = {name: {finding.row for finding in numbers} for name, numbers in findings.items()}
     print(*(f"{name}: numbers in {len(numbered)} of {len(CLAIMS.claims)} rows"
             for name, numbered in rows.items()), sep="\n")

@@ -59,7 +59,7 @@ def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Pat
         were received and forwarded.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with open(log_file, "a") as text:
+    with open(log_file, "a", encoding="utf-8") as text:
         text.write(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {module} {shlex.join(argv)}\n")
     arguments = (experiment, module, argv, log_file, hyperparams, torchrun)
     context = multiprocessing.get_context("spawn" if preload is None else "forkserver")

@@ -23,16 +23,17 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TextIO
 
 from common.config import typed
 from common.errors import UserError
-from common.files import atomic_path, read_description, save_json
+from common.files import atomic_path, is_sha256, read_description, save_json
 from common.locks import UNSUPPORTED, open_lock
 
 RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
 SECONDS_TO_WAIT = 60  # longest wait for processes that a killed pipeline has left running
+MAX_NUMBER = 1e15  # of seconds or bytes in a record
 SECONDS_TO_BEGIN = 1800  # longest wait for the checksums computed by the first job of an array
 
 logger = logging.getLogger(__name__)
@@ -134,6 +135,16 @@ class Record:
     why: str
     begun: float = 0.0
 
+    def __post_init__(self):
+        if self.status not in (RUNNING, DONE, STOPPED, FAILED):
+            raise UserError(f"the status of a stage cannot be '{self.status}'")
+        if not all(0 <= number < MAX_NUMBER for number in (self.seconds, self.bytes, self.begun)):
+            raise UserError("seconds, bytes and begun must be numbers from 0")
+        for name, digest in self.outputs.items():
+            path = PurePath(name)
+            if not is_sha256(digest) or path.is_absolute() or ".." in path.parts:
+                raise UserError(f"'{name}' is not a file with a checksum")
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -227,7 +238,10 @@ class Digests:
         self._own: dict[str, list] = {}
         for path in () if check else (*others, cache_file):
             with contextlib.suppress(UserError):  # checksums can always be recomputed
-                self._known |= (cached := read_description(path))
+                cached = {name: known for name, known in read_description(path).items()
+                          if isinstance(known, list) and list(map(type, known)) == [int, int, str]
+                          and is_sha256(known[2])}
+                self._known |= cached
                 if path == cache_file:
                     self._own = cached
 
@@ -244,7 +258,7 @@ class Digests:
     def save(self) -> None:
         """Write the cache file."""
         with atomic_path(self._cache_file) as temporary:
-            temporary.write_text(json.dumps(self._own))
+            temporary.write_text(json.dumps(self._own), encoding="utf-8")
 
 
 class Experiment:
@@ -350,10 +364,8 @@ class Experiment:
         try:
             content = read_description(self.folder / f"stage_{stage}.json")
             content.pop("earlier", None)  # from records of earlier versions
-            content["basis"] = CacheKey(**{**content["basis"],
-                                           "argv": tuple(content["basis"]["argv"])})
             return typed(Record, content, stage)
-        except (UserError, KeyError, TypeError):
+        except UserError:
             return None
 
     def save(self, stage: str, record: Record) -> None:

@@ -10,7 +10,7 @@ import datetime
 import html
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -25,15 +25,16 @@ from markdown.treeprocessors import Treeprocessor
 
 from agents.run_folder import read_log
 from agents.training_plots import plot_for_figure
-from common.errors import UserError
-from common.files import atomic_path, read_description, versions
+from common.config import check_entries
+from common.errors import UserError, shortened
+from common.files import atomic_path, read_bytes, read_description, versions
 from common.results import ResultStore
 from common.video import write_poster, write_strip
 from generative.loss_over_time import IMAGE_MSE, LOSS_OVER_TIME
 from generative.saliency.files import SaliencyFolder
 from interventions.comparison import comparison_store
 from pipeline.presets import ROOT
-from pipeline.records import DONE, Experiment, Record
+from pipeline.records import DONE, Digests, Experiment, Record
 from pipeline.runner import CONTINUE, RUN, SKIPPED, UP_TO_DATE, Decision, Pipeline
 from pipeline.sections import STRIP_SAMPLES, TRAINING_CURVE, Files, Page
 from pipeline.stage import FOLDERS, Stage
@@ -44,6 +45,8 @@ PAGE_NAME = "index.html"
 TEMPLATES = Path(__file__).parent / "templates"
 STRIP_FUNCTIONS, STRIP_HEIGHT = 3, 96
 SHOWN_STEPS = 10
+MAX_DOCUMENT = 1_000_000  # characters of a Markdown file
+MAX_MARKS, MAX_ALL_MARKS = 150, 50_000  # characters such as [ in a block, and in all blocks
 
 
 def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) -> Path:
@@ -65,11 +68,17 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
                         "written")
     folder.mkdir(parents=True, exist_ok=True)
     records = {stage.name: experiment.record(stage.name) for stage in stages}
-    results = {name: record.result if record and record.status == DONE
+    digests = experiment.digests(check=False)
+    changed = {name: file for name, record in records.items()
+               if record and (file := _changed_output(output, record, digests))}
+    results = {name: f"({name}: {changed[name]} was changed after it had been written)"
+               if name in changed else record.result if record and record.status == DONE
                else f"({name} is not finished)" for name, record in records.items()}
-    done = {name for name, record in records.items() if record and record.status == DONE}
+    done = {name for name, record in records.items()
+            if record and record.status == DONE and name not in changed}
     for strip in folder.glob("saliency_*.png"):  # samples of an earlier run
-        strip.unlink()
+        if re.fullmatch(r"saliency_\d{5,}\.png", strip.name):
+            strip.unlink()
     if "saliency" in done:
         _write_saliency_strips(output, folder)
     if "evaluate" in done:
@@ -80,7 +89,7 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
     name = experiment.description().get("name", "")
 
     def part(files: Files) -> dict[str, Any]:
-        return _part(output, files, done, records.keys())
+        return _part(output, files, done, records.keys(), changed)
 
     sections = []
     for section in page.sections:
@@ -100,9 +109,18 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
     _write(folder / PAGE_NAME, templates.get_template("report.html.j2").render(
         name=name, preset=experiment.description().get("preset", ""),
         date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", sections=sections, opening=opening,
-        page=page, rows=[_row(output, *item) for item in records.items()], total=duration(total),
+        page=page, rows=[
+            {**_row(output, name, record), **({"status": "changed", "result": results[name]}
+                                              if name in changed else {})}
+            for name, record in records.items()], total=duration(total),
         versions=versions()))
     return folder / PAGE_NAME
+
+
+def _changed_output(output: Path, record: Record, digests: Digests) -> str:
+    """Return the first output that is missing or was changed since the stage was done, or ""."""
+    return next((name for name, digest in record.outputs.items()
+                 if not (output / name).is_file() or digests.of(output / name) != digest), "")
 
 
 def _write(path: Path, page: str) -> None:
@@ -110,8 +128,8 @@ def _write(path: Path, page: str) -> None:
         temporary.write_text(page, encoding="utf-8")
 
 
-def _part(output: Path, files: Files, done: Collection[str],
-          names: Collection[str]) -> dict[str, Any]:
+def _part(output: Path, files: Files, done: Collection[str], names: Collection[str],
+          changed: Mapping[str, str]) -> dict[str, Any]:
     """Return the files of a section as values of the page template.
 
     The values are ``caption``, ``media`` (the files to show) and ``missing`` (the reason why there
@@ -122,17 +140,22 @@ def _part(output: Path, files: Files, done: Collection[str],
         files: files to show.
         done: names of the stages that are done.
         names: names of all stages of the preset.
+        changed: output that was changed since a stage was done, by name of the stage; such stages
+            are not shown.
     """
     media: list[dict[str, str]] = []
     missing = f"The stage {files.stage} has written no such file."
     if files.stage not in names:
         missing = "This preset does not include it."
+    elif files.stage in changed:
+        missing = (f"Not shown: {changed[files.stage]} was changed after the stage {files.stage} "
+                   f"had written it. Run the stage again with --only {files.stage}.")
     elif files.stage not in done:
         missing = (f"Not available yet: the stage {files.stage} is not finished. Run it with "
                    f"--only {files.stage}.")
     else:
         for pattern in files.patterns:
-            paths = sorted(output.glob(pattern))
+            paths = sorted(path for path in output.glob(pattern) if path.is_file())
             media += [_medium(output, path) for path in
                       (paths[-files.limit:] if files.newest else paths[:files.limit])]
     return {"caption": files.caption, "media": media, "missing": "" if media else missing}
@@ -159,9 +182,9 @@ def _documents(output: Path, page: Page, done: Collection[str]) -> list[Path]:
     shown = [path for section in page.sections
              for files in (section.figure, *section.tools, *section.more)
              if files.stage in done
-             for pattern in files.patterns for path in output.glob(pattern)]
+             for pattern in files.patterns for path in output.glob(pattern) if path.is_file()]
     return sorted({document for path in shown if path.suffix == ".md"
-                   for document in path.parent.glob("*.md")})
+                   for document in path.parent.glob("*.md") if document.is_file()})
 
 
 def _page_of(output: Path, document: Path) -> str:
@@ -174,19 +197,41 @@ def render_document(output: Path, document: Path) -> markupsafe.Markup:
 
     The file contains names chosen by users. Therefore, embedded HTML is shown as text, except for
     line breaks and anchors. Links are made relative to the report's folder; links and images with a
-    scheme, such as ``https:``, are shown as text.
+    scheme, such as ``https:``, are shown as text. A document whose conversion could take long is
+    shown as it is.
 
     Args:
         output: output folder.
         document: the Markdown file.
+
+    Raises:
+        UserError: if it is not a regular file.
     """
+    text = read_bytes(document).decode(errors="replace")
+    if not _is_simple(text):
+        return markupsafe.Markup("<pre>{}</pre>").format(shortened(text, MAX_DOCUMENT))
     reader = markdown.Markdown(extensions=["tables"])
     reader.preprocessors.deregister("html_block")
     for name in ("html", "autolink", "automail"):
         reader.inlinePatterns.deregister(name)
     reader.inlinePatterns.register(_OwnMarkup(_OwnMarkup.PATTERN, reader), "own markup", 90)
     reader.treeprocessors.register(_Links(output, document), "links", 1)
-    return markupsafe.Markup(reader.convert(document.read_text()))
+    return markupsafe.Markup(reader.convert(text))
+
+
+def _is_simple(text: str) -> bool:
+    """Return whether a Markdown text can be converted quickly. The time grows with the cube of the
+    number of marks in a block, which is a paragraph or a row of a table."""
+    marks = 0
+    for block in re.split(r"\n\s*\n", text):
+        lines = block.splitlines()
+        is_table = len(lines) > 1 and all(line.startswith("|") for line in lines)
+        for part in lines if is_table else [block]:
+            number = len(re.findall(r"[\[`<>*_]", part))
+            marks += number
+            if number > MAX_MARKS:
+                return False
+    return len(text) <= MAX_DOCUMENT and marks <= MAX_ALL_MARKS
 
 
 class _OwnMarkup(InlineProcessor):
@@ -308,7 +353,9 @@ def _write_saliency_strips(output: Path, folder: Path) -> None:
     files = SaliencyFolder(output / "samples" / "informed_init")
     for number in files.samples.numbers()[:STRIP_SAMPLES]:
         described = sorted(files.samples.sample_folder(number).glob("saliency_*.json"))
-        names = [read_description(path)["function"] for path in described]
+        kinds = {"function": str}
+        names = [check_entries(read_description(path), kinds, path, kinds)["function"]
+                 for path in described]
         names.sort(key=lambda name: (name != "value", name != "action", name))
         if names:
             rows = [files.samples.sample(number).frames,

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import TEMPORARY_SUFFIX
+from common.folders import is_temporary
 from common.locks import LOCK_NAME
 from common.shards import NOTES_NAME
 from pipeline.code_closure import code_of
+from pipeline.outputs import is_named
 from pipeline.process import run_script
 from pipeline.records import (
     DONE,
@@ -428,8 +429,8 @@ class Pipeline:
     def _check_files(self, stage: Stage) -> None:
         """Check that all files that a stage would delete were written by stages.
 
-        Files of an unfinished stage are not recorded; they are recognised by modification times
-        within its run.
+        Files of an unfinished stage are not recorded. They are recognised by their names, see
+        ``pipeline.outputs``, and by modification times within the stage's run.
 
         Raises:
             UserError: if there is another file; the message names it.
@@ -438,17 +439,18 @@ class Pipeline:
         own = experiment.recorded_outputs()
         for other in self.stages:
             record = experiment.record(other.name)
-            if record is not None and record.status != DONE:
+            if record is not None and record.status != DONE and record.begun:
                 begun = record.begun - SECONDS_OF_CLOCKS
                 end = experiment.last_at_work(other.name) + SECONDS_OF_CLOCKS
                 own.update(path for path in self._files_of(other)
-                           if begun <= path.lstat().st_mtime <= end)
+                           if begun <= path.lstat().st_mtime <= end
+                           and is_named(other, experiment.path,
+                                        path.relative_to(experiment.path)))
         for path in self._files_of(stage):
             name = path.relative_to(experiment.path)
-            is_temporary = any(part.startswith(".") and (
-                TEMPORARY_SUFFIX in part or part == LOCK_NAME or part.startswith(NOTES_NAME))
-                for part in name.parts)
-            if path.is_symlink() or not (is_temporary or path in own):
+            is_state = is_temporary(name) or any(
+                part == LOCK_NAME or part.startswith(NOTES_NAME) for part in name.parts)
+            if path.is_symlink() or not (is_state or path in own):
                 raise UserError(f"{path} was not written by the pipeline, and {stage.name} would "
                                 "delete it when it runs again; move it elsewhere")
 

@@ -74,9 +74,7 @@ ATTRIBUTIONS = Section(
           "The output as cells are deleted, or inserted, in the order of their attribution."),
     "Look for curves that fall (deletion) or rise (insertion) faster than the random order, and "
     "for signs that are right more often than by chance.",
-    "When an object is hidden, attribution predicts the sign of the value's change in 71 % of the "
-    "cases, and saliency through the simulator in 58 %. Ablating a feature changes the value by a "
-    "fifth of its attribution.",
+    "Ablating a feature changes the value by a fifth of its attribution.",
     (Files("attribution_checks", (f"{ATTRIBUTION}/checks/report.md", f"{ATTRIBUTION}/checks/*.png"),
            "All checks: completeness, deletion and insertion, objects removed from the real game.",
            3),
@@ -208,7 +206,7 @@ SECTIONS = (
         "saliency", "What in the frame raises the value, an action or a component?",
         "Gradients through the simulator show which pixels would have raised a function of the "
         "agent some steps later: its value, the log-probability of its action, or a direction of "
-        "its hidden state. Blue raises, red lowers.",
+        "its hidden state. In saliency maps, blue raises and red lowers.",
         "{saliency}; 1 would mean that all functions have the same map.",
         Files("saliency", ("report/saliency_*.png",),
               "From top to bottom: what the agent sees, then the saliency of its value, of its "
@@ -269,9 +267,9 @@ SECTIONS = (
         Files("interventions", (f"{FOLDERS.interventions}/effects.png",),
               "Effects with 95 % intervals; grey: random directions."),
         "Look for intervals that exclude zero and lie beyond the grey range.",
-        "Ablating either of two among 16 components breaks the agent: success falls from 95 % to "
-        "12 % or 43 %. Ablating random directions costs 2 to 17 points. 23 of 256 effects are "
-        "claimed.",
+        "23 of 256 effects are claimed. But the largest belongs to a component that the ablation "
+        "freezes far from its mean, and random directions frozen as far from it have such effects, "
+        "too.",
         (Files("interventions", (f"{FOLDERS.interventions}/effects.md",), "All effects."),)),
     dataclasses.replace(
         ATTRIBUTIONS, title="What are its outputs made of, and why does it fail?",

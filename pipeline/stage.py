@@ -21,12 +21,13 @@ from agents.config import load_agent_config
 from agents.run_folder import newest_run
 from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
-from common.config import SETTINGS_NAME
+from common.config import SETTINGS_NAME, check_entries
 from common.errors import UserError
 from common.files import read_array, read_description
 from common.parameters import AnalysisFolders, ParameterSet, flattened
+from common.tables import format_count
 from envs.objects import objects_of
-from generative.runs import checkpoints, newest_simulator_run
+from generative.runs import EPISODES_NAME, checkpoints, newest_simulator_run
 from interventions.config import SwapConfig
 from maze.field.page_export import MazePageFolder
 from pipeline.presets import (
@@ -121,8 +122,8 @@ class PathResolver:
         return [word.replace(OUTPUT, str(self._output)) for word in words]
 
     def files(self, names: Sequence[str]) -> list[tuple[str, Path]]:
-        """Return the files behind placeholders, all files of a page, and the settings files next to
-        agents and simulators.
+        """Return the files behind placeholders, all files of a page, and the settings and lists of
+        training episodes next to agents and simulators.
 
         Args:
             names: placeholders.
@@ -146,9 +147,8 @@ class PathResolver:
                 raise UserError(f"there is no {name.strip('{}')} "
                                 + (f"yet; run {made_by} first" if made_by else f"file {path}"))
             named_paths.append((name, path))
-            settings = path.with_name(SETTINGS_NAME)
-            if settings.is_file():  # sizes of a simulator, or training settings of an agent
-                named_paths.append((f"{name}, {settings.name}", settings))
+            named_paths += [(f"{name}, {beside.name}", beside) for beside in (
+                path.with_name(SETTINGS_NAME), path.with_name(EPISODES_NAME)) if beside.is_file()]
         return named_paths
 
     def _path(self, place: str) -> Path | None:
@@ -202,7 +202,7 @@ def number_of(pattern: str, unit: str) -> Callable[[Path], str]:
         pattern: glob pattern relative to the output folder.
         unit: noun for the files, in the plural.
     """
-    return lambda output: f"{len(list(output.glob(pattern)))} {unit}"
+    return lambda output: format_count(len(list(output.glob(pattern))), unit)
 
 
 def success_rate(path: str) -> Callable[[Path], str]:
@@ -211,8 +211,9 @@ def success_rate(path: str) -> Callable[[Path], str]:
     Args:
         path: output file of evaluate.py, relative to the output folder.
     """
-    return lambda output: (
-        f"{100 * read_description(output / path)['success_rate']:.1f} % of levels solved")
+    kinds = {"success_rate": float}
+    return lambda output: "{:.1f} % of levels solved".format(100 * check_entries(
+        read_description(output / path), kinds, path, kinds)["success_rate"])
 
 
 def hidden_state_variance(output: Path) -> str:

@@ -19,7 +19,7 @@ from agents.training import RESUME_NAME
 from analysis.influences.comparison import COMPARISON_FILES
 from analysis.influences.comparison import claims_summary as influences_summary
 from analysis.parameters import BehavioursConfig
-from common.config import SETTINGS_NAME
+from common.config import SETTINGS_NAME, check_entries
 from common.files import read_array, read_description, read_json
 from common.parameters import ParameterSet, flattened
 from common.results import ResultStore
@@ -418,6 +418,9 @@ class _Builder:
             clears=(str(FOLDERS.panel),), continued=from_start)]
 
 
+_SPECIFICITY = {"correlations": tuple[float | None, ...]}
+
+
 def _optional_flag(flag: str, value: object | None) -> tuple[str, ...]:
     """Return a flag and its value; () if the value is None."""
     return () if value is None else (flag, str(value))
@@ -430,7 +433,8 @@ def _maps_and_specificity(patterns: Sequence[str]) -> Callable[[Path], str]:
         files = find(output, patterns)
         maps = sum(path.match("saliency_*.json") for path in files)
         steps = [step for path in files if path.match("specificity*.json")
-                 for step in read_json(path)["correlations"] if step is not None]
+                 for step in check_entries(read_json(path), _SPECIFICITY, path, _SPECIFICITY)[
+                     "correlations"] if step is not None]
         return f"{maps} saliency maps" + (
             f"; map similarity (mean |r| between functions) {np.mean(steps):.2f}"
             if steps else "")
@@ -459,7 +463,12 @@ def _held_out_loss(output: Path) -> str:
 
 
 def _beaten(output: Path) -> str:
-    compared = read_description(output / "loss_over_time" / "settings.json")["comparisons"]
+    path = output / "loss_over_time" / "settings.json"
+    kinds = {"comparisons": tuple[dict, ...]}
+    compared = [check_entries(comparison, {"better": int, "steps": list}, path,
+                              ("better", "steps"))
+                for comparison in check_entries(read_description(path), kinds, path, kinds)[
+                    "comparisons"]]
     better = ", ".join(str(comparison["better"]) for comparison in compared)
     return f"beats {len(compared)} predictors at {better} of {len(compared[0]['steps'])} steps"
 

@@ -3,7 +3,7 @@
 ``findings.csv`` has one row per measured number. ``table.md`` begins with a table that has one row
 per published claim, and shows one number per agent and whether the claim holds. Below it, a section
 per claim lists all numbers. ``findings.png`` has one panel per tested claim; it is written only if
-a number is tested.
+a number is tested. ``settings.json`` names the studies.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from common.errors import UserError
-from common.files import atomic_path
 from common.palette import BLUE, DPI, VERMILION
+from common.results import Entry, File, ResultStore, Schema, Text
 from common.tables import markdown_escaped, markdown_table, read_table, write_table
 from stats.forest_plot import legend_mark, name_rows
 from stats.significance import LEVEL, holm
@@ -142,7 +142,7 @@ def agent_names(folders: Sequence[Path], labels: Sequence[str] | None) -> list[s
 
 @dataclasses.dataclass(frozen=True)
 class ClaimsTable:
-    """Published claims, and the files that compare them with our findings.
+    """Published claims, and the folder that compares them with our findings.
 
     Attributes:
         claims: claims by number.
@@ -156,22 +156,35 @@ class ClaimsTable:
     notes: Sequence[str] = ()
     letter: str = ""
 
-    def write(self, folder: Path, findings: Mapping[str, Sequence[Finding]],
+    def store(self, folder: Path) -> ResultStore:
+        """Return the output folder of the table, locked for this process.
+
+        Raises:
+            UserError: if the folder may not be replaced, see ``ResultStore.check_replaceable``.
+        """
+        store = ResultStore(folder, Schema(
+            f"table of {self.script.removeprefix('python -m ')}", self.script, results={
+                "findings": Entry(FINDINGS_NAME, File()), "table": Entry(TABLE_NAME, Text()),
+                "figure": Entry(FIGURE_NAME, File(), optional=True)}, replaced=True))
+        store.check_replaceable()
+        return store
+
+    def write(self, store: ResultStore, settings: dict, findings: Mapping[str, Sequence[Finding]],
               reasons: Mapping[str, Mapping[int, str]]) -> None:
-        """Write ``findings.csv``, ``table.md`` and, if a number is tested, ``findings.png``.
+        """Replace ``findings.csv``, ``table.md`` and, if a number is tested, ``findings.png``.
 
         Args:
+            store: output folder, from :meth:`store`.
+            settings: folders of the studies, and further settings.
             findings: findings by agent.
             reasons: reason why a claim has no finding, by agent and number of the claim.
         """
         table = findings_table(findings)
-        write_table(folder / FINDINGS_NAME, table)
-        with atomic_path(folder / TABLE_NAME) as temporary:
-            temporary.write_text(self.markdown(findings, reasons, table), encoding="utf-8")
-        (folder / FIGURE_NAME).unlink(missing_ok=True)  # figure of an earlier table
-        if table["primary"].any():
-            with atomic_path(folder / FIGURE_NAME) as temporary:
-                plot_findings(temporary, table, self.letter)
+        with store.replace(settings) as folder:
+            write_table(folder / FINDINGS_NAME, table)
+            Text().write(folder / TABLE_NAME, self.markdown(findings, reasons, table))
+            if table["primary"].any():
+                plot_findings(folder / FIGURE_NAME, table, self.letter)
 
     def summary(self, folder: Path) -> str:
         """Return a summary of ``findings.csv``: counts of measured claims and claimed effects."""

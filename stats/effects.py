@@ -38,6 +38,7 @@ import pandas as pd
 from scipy.stats import norm
 
 from common.errors import UserError
+from common.tables import format_count
 from stats.bootstrap import ClusterBootstrap, by_episode
 from stats.significance import LEVEL, holm, sign_flip_p
 
@@ -263,24 +264,25 @@ def claims_summary(table: pd.DataFrame) -> str:
     effects = table[~table["control"]]
     tested = effects[effects["num_controls"] >= MIN_CONTROLS_TO_CLAIM]
     if tested.empty:
-        return (f"none of {len(effects)} effects can be claimed, because a claim needs at least "
-                f"{MIN_CONTROLS_TO_CLAIM} controls")
-    num = tested["label"].nunique()
-    return (f"{tested['claimed'].sum()} of {len(tested)} tested effects "
-            f"({num} alteration{'s' * (num > 1)}, {tested['outcome'].nunique()} outcomes) "
-            "are claimed")
+        return (f"none of {format_count(len(effects), 'effects')} can be claimed, because a claim "
+                f"needs at least {MIN_CONTROLS_TO_CLAIM} controls")
+    return (f"{tested['claimed'].sum()} of {format_count(len(tested), 'tested effects')} "
+            f"({format_count(tested['label'].nunique(), 'alterations')}, "
+            f"{format_count(tested['outcome'].nunique(), 'outcomes')}) are claimed")
 
 
-def check_starts(num_starts: int, flag: str = "") -> None:
+def check_starts(num_starts: int, flag: str = "", halves: bool = False) -> None:
     """Check that there are enough levels or starts for an interval.
 
     Args:
         num_starts: number of levels or starts.
         flag: command-line flag that sets their number, for the message.
+        halves: whether each half of them is measured by itself.
 
     Raises:
-        UserError: if there are fewer than MIN_STARTS.
+        UserError: if there are fewer than MIN_STARTS, or fewer in a half.
     """
-    if num_starts < MIN_STARTS:
-        raise UserError(f"a comparison needs at least {MIN_STARTS} levels or starts, not "
+    least, each = (2 * MIN_STARTS, f", {MIN_STARTS} in each half") if halves else (MIN_STARTS, "")
+    if num_starts < least:
+        raise UserError(f"a comparison needs at least {least} levels or starts{each}, not "
                         f"{num_starts}" + (f"; increase {flag}" if flag else ""))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from common.tables import markdown_escaped, markdown_table
+from common.tables import format_count, markdown_escaped, markdown_table
 from stats.effects import (
     CLAIMED,
     DIVERGENCE,
@@ -211,15 +211,17 @@ def _summary(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording)
     num_ranks = 1 + directions["num_controls"].min()
     by_chance = len(directions) * int(LEVEL * num_ranks) / num_ranks
     diverging = directions[directions["outcome"] == DIVERGENCE]
+    effects = format_count(len(directions), "effects")
     lines = [
-        f"- {directions['claimed'].sum()} of {len(directions)} effects are claimed. They belong to "
+        f"- {directions['claimed'].sum()} of {effects} are claimed. They belong to "
         f"{directions[directions['claimed']]['arm'].nunique()} of "
-        f"{directions['arm'].nunique()} alterations, with at most {_most_claims(directions)} "
-        "claims for a single alteration.",
-        f"- The same rule claims {controls['claimed'].sum()} of {len(controls)} effects of the "
+        f"{format_count(directions['arm'].nunique(), 'alterations')}, with at most "
+        f"{format_count(_most_claims(directions), 'claims')} for a single alteration.",
+        f"- The same rule claims {controls['claimed'].sum()} of "
+        f"{format_count(len(controls), 'effects')} of the "
         f"{wording.controls}, each of which is compared with the others; it makes at most "
-        f"{_most_claims(controls)} claims for a single control. p (controls) is not corrected for "
-        f"multiple tests: of {len(directions)} effects of {wording.alike}, about "
+        f"{format_count(_most_claims(controls), 'claims')} for a single control. p (controls) is "
+        f"not corrected for multiple tests: of {effects} of {wording.alike}, about "
         f"{by_chance:.0f} would be larger than the controls' effects by chance.",
         f"- {(directions['p_holm'] <= LEVEL).sum()} effects differ from 0 after the correction; "
         f"{(directions['p_control'] <= LEVEL).sum()} are larger than the controls' effects."]

@@ -39,7 +39,7 @@ def series_schema(script: str) -> Schema:
     """Return the schema of the result folder of a series, which the command ``script`` writes."""
     return Schema("series of agents", script, results={
         "series": Entry("series.csv", Table(COLUMNS)), "report": Entry("report.md", Text()),
-        "figure": Entry("series.png", File())})
+        "figure": Entry("series.png", File())}, replaced=True)
 
 
 def series_of(rows: Iterable[tuple]) -> pd.DataFrame:
@@ -123,7 +123,7 @@ def write_series(store: ResultStore, settings: dict, table: pd.DataFrame, axis: 
         written = ResultStore(folder, store.schema)
         write_table(written.file_of("series"), table)
         _draw(written.file_of("figure"), table, axis, panels, logarithmic)
-        written.file_of("report").write_text(_report(table, axis, panels, notes))
+        written.file_of("report").write_text(_report(table, axis, panels, notes), encoding="utf-8")
 
 
 def _report(table: pd.DataFrame, axis: str, panels: Mapping[str, list[str]], notes: str) -> str:

@@ -33,7 +33,7 @@ import record
 from agents.agent_file import load_agent, save_agent, weights_sha256
 from agents.config import load_agent_config
 from agents.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy, build_policy
-from agents.rollout_files import EpisodeArrays, RolloutWriter
+from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from common.config import save_settings
 from common.devices import Compute
 from common.files import TEMPORARY_SUFFIX, save_json, sha256
@@ -55,6 +55,7 @@ os.fsync = lambda file: None
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
+PATIENCE = 600  # seconds after which a test that hangs fails; no machine is this slow
 # Test files with the longest CPU time, longest first. They run first, so that no worker is still
 # busy with one of them when the others are idle.
 LONGEST_FIRST = ("test_pipeline", "test_pages_common", "test_distributed", "test_fidelity",
@@ -325,17 +326,14 @@ def recording(agent_path, shared) -> Path:
     return shared("recording", make)
 
 
-@pytest.fixture(scope="session")
-def worlds_recording(shared) -> Path:
-    """A folder with a recording of ten hard levels of CoinRun with worlds. Half of the episodes
-    have action noise, so that some end in a death."""
-    def make(folder):
-        assert record.main(record_arguments(
-            ROOT / "pretrained" / "coinrun_hard" / "model.pth", folder, 10, "--env_name", "coinrun",
-            "--distribution_mode", "hard", "--seed", "8", "--no_videos", "--worlds",
-            "--action_noise_share", "0.5")) == 0
-        return folder
-    return shared("worlds", make)
+def record_worlds(folder: Path, num_episodes: int, seed: int) -> RolloutFolder:
+    """Record hard levels of CoinRun with worlds. Half of the episodes have action noise, so that
+    some end in a death."""
+    assert record.main(record_arguments(
+        ROOT / "pretrained" / "coinrun_hard" / "model.pth", folder, num_episodes, "--env_name",
+        "coinrun", "--distribution_mode", "hard", "--seed", str(seed), "--no_videos", "--worlds",
+        "--action_noise_share", "0.5")) == 0
+    return RolloutFolder(folder / "data")
 
 
 @pytest.fixture(scope="module")
@@ -452,7 +450,8 @@ def figures_drawn():
     figures, save = {}, Figure.savefig
 
     def keep(figure, path, **more):
-        figures[Path(path).name.removeprefix(".").replace(TEMPORARY_SUFFIX, "")] = figure
+        name = re.sub(rf"{re.escape(TEMPORARY_SUFFIX)}_\w+", "", Path(path).name)
+        figures[name.removeprefix(".")] = figure
         save(figure, path, **more)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -495,7 +494,8 @@ def killed_at(owner: object, method: str, call: int) -> Iterator[None]:
     calls, act = itertools.count(1), getattr(owner, method)
 
     def count(*args, **more):
-        if next(calls) == call:
+        # A killed process does not run the finalizers of its locks.
+        if sys._getframe(1).f_code.co_name != "_release" and next(calls) == call:
             raise KeyboardInterrupt
         return act(*args, **more)
 
@@ -521,11 +521,14 @@ def at_work_in(folder: Path) -> Iterator[str]:
         process.communicate()
 
 
-def wait_for(condition, process, seconds=120):
+def wait_for(condition, process):
     """Wait until a condition holds; fail if the process ends first."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()
+    end = time.monotonic() + PATIENCE
+    while True:
+        has_ended = process.poll() is not None  # before the condition, which its end may fulfil
+        if condition():
+            return
+        assert not has_ended, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.02)
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, tiny_policy
+from conftest import PATIENCE, ROOT, tiny_policy
 
 import attribution
 import record
@@ -88,14 +88,14 @@ def test_keywords_without_a_meaning_are_refused_with_the_reason(tmp_path):
 
 def test_the_package_is_imported_without_what_the_scripts_need():
     code = "import sys, attribution\nsys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=PATIENCE)
     with pytest.raises(AttributeError, match="'attribution' has no attribute 'walk'"):
         attribution.walk  # noqa: B018
 
 
 def test_the_former_name_of_the_package_prints_the_new_command():
     done = subprocess.run([sys.executable, "-m", "clarity.attribution", "--seed", "1"], cwd=ROOT,
-                          capture_output=True, text=True, timeout=120, check=False)
+                          capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == ("the package clarity is called attribution now; use: "
                            "python -m attribution.attribute --seed 1\n")

@@ -92,7 +92,8 @@ def test_a_converted_agent_computes_what_the_published_network_does(converted):
 
 
 def test_a_converted_file_says_what_is_known_of_its_training(converted, tmp_path):
-    assert read_origin(converted) == AgentOrigin(1.0, True, 0.99, 0.9)
+    assert read_origin(converted) == AgentOrigin(1.0, True, 0.99, 0.9, env_name="coinrun",
+                                                 distribution_mode="hard")
     content = random_checkpoint()
     content["args"] |= {"reward_processing": "normalize", "env_kind": "atari"}
     joblib.dump(content, tmp_path / "scaled.jd")
@@ -184,7 +185,8 @@ def test_the_real_published_agent_expects_a_coin(tmp_path):
     if not path.is_file():
         pytest.skip("coinrun_clear.jd was not found; set PUBLISHED_AGENTS to its folder")
     assert published.main([str(path), "--output", str(tmp_path / "model.pth")]) == 0
-    assert read_origin(tmp_path / "model.pth") == AgentOrigin(1.0, True, 0.999, 0.95)
+    assert read_origin(tmp_path / "model.pth") == AgentOrigin(
+        1.0, True, 0.999, 0.95, env_name="coinrun", distribution_mode="hard")
     policy = load_agent(tmp_path / "model.pth")
     frames = ProcgenVectorEnv(EnvConfig("coinrun", "hard", use_backgrounds=True), 16, 0
                               ).observe().frames

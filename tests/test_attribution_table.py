@@ -7,9 +7,10 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import figures_drawn
+from conftest import bytes_of_files, figures_drawn, refusal
 from scipy.stats import spearmanr
 
+from analysis import memory_table
 from attribution import series, table
 from attribution.checking.agent_checks import CHECK_FILES
 from attribution.checking.object_scores import OBJECT_FILES
@@ -18,6 +19,7 @@ from attribution.results import FEATURES, AttributionStore, finish_features, rea
 from attribution.trajectories import Trajectories, advantages_of
 from common.files import save_json
 from common.results import ResultStore
+from maze import table as maze_table
 from stats.series import series_of, with_correlations
 
 LENGTHS = (40, 25)  # steps of two trajectories
@@ -114,8 +116,8 @@ def test_layer_that_is_shown_is_the_middle_one_or_the_one_asked_for(studies, tmp
                                                                     shown):
     path, *_ = studies
     assert table.main(["--studies", str(path), str(path), "--labels", "one", "other",
-                       "--output_dir", str(tmp_path), *layers]) == 0
-    third = (tmp_path / "table.md").read_text().split("\n## ")[3]
+                       "--output_dir", str(tmp_path / "table"), *layers]) == 0
+    third = (tmp_path / "table" / "table.md").read_text().split("\n## ")[3]
     assert re.findall(r"^\| (\w+) \| largest entry, (\w+)", third, re.MULTILINE) == [
         *zip(("one", "other"), shown)]
 
@@ -244,3 +246,24 @@ def test_agents_by_number_of_levels_fill_row_9(studies, tmp_path, capsys):
     (folders[1] / "unseen.json").unlink()
     assert series.main([*given, "--output_dir", str(tmp_path / "few")]) == 2
     assert "unseen.json is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", [table, maze_table, memory_table])
+@pytest.mark.parametrize("names", [["findings.csv", "table.md", "findings.png"], ["findings.png"]])
+def test_tables_and_figures_of_others_are_not_replaced(script, names, studies, tmp_path, capsys):
+    """The files have the names of the output, but another script or person has written them."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("mine")
+    assert "mine holds other data" in refusal(script.main, [
+        "--studies", studies[0], "--output_dir", folder], capsys)
+    assert bytes_of_files(folder) == dict.fromkeys(names, b"mine")
+
+
+def test_a_table_is_replaced_but_not_what_was_added_to_it(studies, tmp_path, capsys):
+    found, _ = made(studies[0], tmp_path)
+    assert made(studies[0], tmp_path)[0].equals(found)
+    (tmp_path / "table" / "notes.txt").write_text("mine")
+    assert "notes.txt does not belong to the table of attribution.table" in refusal(
+        table.main, ["--studies", studies[0], "--output_dir", tmp_path / "table"], capsys)

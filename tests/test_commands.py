@@ -9,14 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, refusal, start, wait_for
+from conftest import PATIENCE, ROOT, refusal, start, tiny_policy, wait_for
 
+import evaluate
 import loss_over_time_experiment
 import plot_training_csv
 import plot_value_and_action_weights
@@ -26,7 +29,8 @@ import render
 import saliency_experiments
 import train
 import train_gen_model
-from agents.config import AgentConfig, load_agent_config
+from agents.agent_file import AgentOrigin, save_agent
+from agents.config import AgentConfig, env_config, load_agent_config
 from common import doctor
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
@@ -168,7 +172,8 @@ def test_what_is_printed_to_a_closed_stream_goes_nowhere(tmp_path):
     ({"attention.weight": torch.zeros(2)}, "'attention.weight', which agents of this"),
     ({"fc_value.bias": "0.5"}, "'fc_value.bias' is not a tensor"),
     ({"fc_policy.weight": torch.zeros(9, 64)},
-     "'fc_policy.weight' has the shape (9, 64), not (15, 64)"),
+     "'fc_policy.weight' has the shape (9, 64), not (15, 64); agents need all 15 actions"),
+    ({"fc_policy.weight": torch.zeros(15, 9)}, "has the shape (15, 9), not (15, 64)"),
     ({"embedder.block2.conv.weight": torch.zeros(32, 3, 3, 3)},
      "'embedder.block2.conv.weight' has the shape (32, 3, 3, 3), not (32, 16, 3, 3)"),
     ({"embedder.fc.weight": None}, "is not an IMPALA, Nature or clear agent"),
@@ -186,6 +191,69 @@ def test_unusable_model_file_is_named(changes, words, agent_path, tmp_path, caps
     output = tmp_path / "output"
     assert words in refusal(record.main, ["--model_file", path, "--logdir", output], capsys)
     assert not output.exists()
+
+
+def renamed(agent_path, rename):
+    """Return the weights of an agent with other names."""
+    weights = torch.load(agent_path, weights_only=True)["model_state_dict"]
+    return {rename(name): tensor for name, tensor in weights.items()}
+
+
+def of_cleanrl(name):
+    for old, new in {"embedder.block1.conv": "network.0.conv", "embedder.fc": "network.5",
+                     "fc_policy": "actor"}.items():
+        name = name.replace(old, new)
+    return name
+
+
+def save_sb3(path, agent_path):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("data", "{}")
+        file.writestr("policy.pth", agent_path.read_bytes())
+
+
+@pytest.mark.parametrize(("save", "words"), [
+    (lambda path, agent: torch.save(renamed(agent, of_cleanrl), path),
+     "an agent of CleanRL: rename its tensors (network.k.conv is embedder.block{k + 1}.conv"),
+    (lambda path, agent: torch.save({"state_dict": renamed(agent, of_cleanrl)}, path),
+     "actor is fc_policy"),
+    (lambda path, agent: torch.save(renamed(agent, lambda name: name.replace(
+        "fc_policy", "action_net")), path), "agent of Stable-Baselines3: rename its tensors"),
+    (save_sb3, "a model of Stable-Baselines3: save policy.state_dict()"),
+    (lambda path, agent: torch.save({"state_dict": renamed(agent, "module.{}".format)}, path),
+     "it has no tensor 'embedder.fc.weight'; remove 'module.' from the names"),
+    (lambda path, agent: torch.save(renamed(agent, "_orig_mod.{}".format), path),
+     "nor a 'state_dict', under which the weights are; remove '_orig_mod.'"),
+    (lambda path, agent: torch.save(torch.nn.Linear(2, 2), path),
+     "needs Python code (torch.nn.modules.linear.Linear), which is not run"),
+    (lambda path, agent: torch.jit.script(torch.nn.Linear(2, 2)).save(path), "TorchScript program"),
+    (lambda path, agent: joblib.dump({"params": np.zeros(3)}, path),
+     "a joblib file: python -m attribution.published converts")])
+def test_agent_files_of_other_programs_are_recognised(save, words, agent_path, tmp_path, capsys):
+    path = tmp_path / "agent"
+    save(path, agent_path)
+    assert words in refusal(evaluate.main, ["--agent_file", path], capsys)
+
+
+@pytest.mark.parametrize(("origin", "flags", "warning"), [
+    (AgentOrigin(), [], "{} does not say how the agent was trained, so this is assumed: the game "
+                        "coinrun, the mode easy, no backgrounds; to choose, give --env_name and "
+                        "--distribution_mode and --use_backgrounds or --no_backgrounds"),
+    (AgentOrigin(env_name="maze"), ["--no_backgrounds"],
+     "{} does not say how the agent was trained, so this is assumed: the mode easy; to choose, "
+     "give --distribution_mode"),
+    (AgentOrigin(env_name="maze", distribution_mode="hard", use_backgrounds=True),
+     ["--env_name", "heist"], "{} was trained in maze, so this is assumed: the mode easy, no "
+                              "backgrounds; to choose, give --distribution_mode and "
+                              "--use_backgrounds or --no_backgrounds"),
+    (AgentOrigin(env_name="maze", distribution_mode="hard", use_backgrounds=True), [], None),
+    (AgentOrigin(), ["--env_name", "maze", "--distribution_mode", "easy", "--no_backgrounds"],
+     None)])
+def test_assumptions_about_an_agents_training_are_named(origin, flags, warning, tmp_path, caplog):
+    path = tmp_path / "model.pth"
+    save_agent(path, tiny_policy(), origin=origin)
+    env_config(evaluate.parser().parse_args(["--agent_file", str(path), *flags]), path)
+    assert caplog.messages == ([] if warning is None else [warning.format(path)])
 
 
 def test_model_file_of_another_size_is_refused_by_training(agent_path, tmp_path, capsys):
@@ -233,7 +301,7 @@ def test_interrupt_is_no_error(agent_path, tmp_path):
                     "--env_name", "fruitbot", "--num_eps", "1000")
     wait_for((tmp_path / "rendering.json").exists, process)  # written before the first episode
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1].splitlines()[-1] == "stopped"
+    assert process.communicate(timeout=PATIENCE)[1].splitlines()[-1] == "stopped"
     assert process.returncode == 130
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from conftest import (
     FLOAT32,
+    PATIENCE,
     ROOT,
     log_of,
     progress_of,
@@ -68,7 +69,7 @@ def by_torchrun(*argv):
         yield process
     finally:
         process.terminate()  # torchrun then ends its processes
-        process.wait(timeout=60)
+        process.wait(timeout=PATIENCE)
 
 
 def rank_process(torchrun, rank):
@@ -92,7 +93,7 @@ def by_two(agent_path, recording, tmp_path_factory):
     """The folder of ``make_all``, run with two processes, and their output and errors."""
     folder = tmp_path_factory.mktemp("two")
     with by_torchrun("all", folder, agent_path, recording / "data") as process:
-        output, errors = process.communicate(timeout=400)
+        output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     return folder, output, errors
 
@@ -139,7 +140,7 @@ def test_late_processes_are_waited_for_before_the_sum_and_before_it_is_read():
     generator = torch.Generator().manual_seed(0)
     numbers = [[[torch.randn(like.shape, generator=generator) for like in SUMMED]
                 for _ in range(3)] for _ in range(2)]
-    barrier = threading.Barrier(3, timeout=20)
+    barrier = threading.Barrier(3, timeout=PATIENCE)
     rows = torch.full((4, SharedSum.length(SUMMED)), torch.nan)
 
     def run(rank):
@@ -170,7 +171,7 @@ def summed(tmp_path_factory):
     """Sums of gradients of each of two processes, and the exit status and errors of torchrun."""
     folder = tmp_path_factory.mktemp("gradients")
     with by_torchrun("gradients", folder / "rank") as process:
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=PATIENCE)
     files = [folder / f"rank{rank}" for rank in range(2)]
     assert all(file.exists() for file in files), errors
     return [torch.load(file) for file in files], process.returncode, errors
@@ -323,7 +324,7 @@ def test_processes_with_other_settings_are_refused_in_a_sentence(agent_path, tmp
             monkeypatch.setenv(name, str(value))
         processes.append(start("train.py", *agent_arguments(tmp_path, agent_path), "--seed",
                                str(7 + rank)))
-    errors = "".join(process.communicate(timeout=200)[1] for process in processes)
+    errors = "".join(process.communicate(timeout=PATIENCE)[1] for process in processes)
     assert [process.returncode for process in processes] == [2, 2]
     assert "but seed is 7 in process 0 and 8 in process 1" in errors
     assert errors.count("\n") == 1, errors
@@ -342,7 +343,7 @@ def test_processes_stop_when_torchrun_is_killed(agent_path, tmp_path):
     finally:
         process.kill()
         process.wait()
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     try:
         while any(Path(f"/proc/{rank}").exists() for rank in ranks):
             assert time.monotonic() < end
@@ -362,7 +363,7 @@ def test_a_signal_to_one_process_stops_both_and_one_process_goes_on(by_one, agen
         wait_for(lambda: any(len(path.read_text().splitlines()) > 1
                              for path in tmp_path.rglob("progress.csv")), process)
         os.kill(rank_process(process, 1), signal.SIGUSR1)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=PATIENCE)
     batches = int(re.search(r"stopped after (\d+) batches", output)[1])
     assert f"exitcode  : {128 + signal.SIGUSR1}" in errors
     run = simulator_run(tmp_path)

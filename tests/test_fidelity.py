@@ -62,7 +62,7 @@ def played(tmp_path_factory):
     """Hard levels of CoinRun, played by the shipped agent's most likely actions, with positions."""
     folder = tmp_path_factory.mktemp("played") / "data"
     config = EnvConfig("coinrun", "hard")
-    levels = list(enumerate(config.draw_levels(6, 11)))
+    levels = list(enumerate(config.draw_levels(6, 16)))
     writer = RolloutWriter(folder, {"env": vars(config), "positions": True})
     for episode in play_episodes(load_agent(AGENT), FLOAT32, config, levels, 0, 6,
                                  PlayOptions(greedy=True, keep_positions=True)):

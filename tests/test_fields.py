@@ -419,10 +419,12 @@ def test_a_folder_takes_no_other_levels_of_the_same_name(finished, feed_forward,
             in capsys.readouterr().err)
 
 
-def test_fields_of_an_agent_with_memory_have_no_exact_probabilities(agent_path, tmp_path):
+def test_fields_of_an_agent_with_memory_have_no_exact_probabilities(agent_path, tmp_path, capsys):
     store = ResultStore(tmp_path / "out", FIELDS_FILES)
     assert fields.main(arguments(agent_path, store.path, "--memory", "walked", "--num_pictures",
                                  "0", levels="0")) == 0
+    header = next(line for line in capsys.readouterr().out.splitlines() if "p_cheese" in line)
+    assert header.split() == list(fields._PRINTED)  # pandas cuts wide tables by default
     table = store.read("differences")
     assert table["exact_cheese"].isna().all() and table["p_cheese"].notna().all()
     assert read_field(store, "unpatched", "0")[0].memory == "walked"

@@ -3,8 +3,12 @@
 All damage is drawn with fixed seeds. Readers raise nothing but ``UserError`` and ``OSError``.
 """
 
+import contextlib
 import io
 import json
+import os
+import re
+import signal
 import warnings
 
 import numpy as np
@@ -15,10 +19,24 @@ import yaml
 from conftest import tiny_policy
 
 from agents.agent_file import load_agent, save_agent
+from agents.provenance import file_sha256, is_digest
+from agents.rollout_files import RolloutFolder
+from agents.world_files import read_world
+from attribution.published import read_joblib
+from attribution.results import finished_layers, read_features
 from common import files
+from common.cli import Parser
 from common.config import read_yaml
 from common.errors import UserError
+from common.files import load_tensors, named_errors, read_array, read_arrays, read_json, save_json
+from common.parameters import id_list
 from common.tables import read_table
+from common.video import write_poster
+from envs.procgen_env import EnvConfig
+from generative.sample_files import SampleFolder
+from interventions.patch_text import Opening, open_patches, parse_patch, read_patch_file
+from interventions.vectors import read_vectors
+from pipeline.report import render_document
 
 KINDS = {"number": int, "fraction": float, "truth": bool, "name": str}
 HEADER = b"number,fraction,truth,name\n"
@@ -194,3 +212,119 @@ def test_agents_with_a_changed_entry_are_refused_or_play(tmp_path):
                    for weights in policy.state_dict().values())
         with torch.no_grad():
             assert torch.isfinite(policy(frames, hidden, masks).logits).all()
+
+
+@contextlib.contextmanager
+def at_once(seconds=10):
+    """Fail if the block takes longer than some seconds, also if it waits for a pipe."""
+    def stop(*_):
+        raise TimeoutError
+    earlier = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, earlier)
+
+
+FILE_READERS = {
+    "digest": lambda path: file_sha256([path]), "json": read_json, "yaml": read_yaml,
+    "array": read_array, "arrays": lambda path: read_arrays(path, "file"),
+    "tensors": lambda path: load_tensors(path, "file"), "patches": read_patch_file,
+    "vectors": read_vectors, "document": lambda path: render_document(path.parent, path),
+    "poster": lambda path: write_poster(path.with_name("poster.jpg"), path),
+    "world": lambda path: read_world(path.parent, 8), "joblib": lambda path: read_joblib(path, "x")}
+
+
+@pytest.mark.parametrize("name", FILE_READERS)
+def test_pipes_and_devices_are_not_read(name, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "pipe", "/dev/zero"):
+        path = tmp_path / "world_00008.png"
+        path.symlink_to(target)
+        with at_once(), pytest.raises(UserError):
+            FILE_READERS[name](path)
+        path.unlink()
+
+
+NOTE = {"settings": {"divided": {"num_samples": 2, "batch_size": 1}}, "informative": [],
+        "finished": True}
+
+
+@pytest.mark.parametrize(("place", "note"), [
+    ("999999_of_999999", NOTE), ("1_of_1", {**NOTE, "settings": {"divided": {
+        "num_samples": 10**12, "batch_size": 1}}}),
+    *(("1_of_1", {**NOTE, "settings": {"divided": divided}}) for divided in (
+        5, [], {}, {"num_samples": "2"}, {"num_samples": -1}, {"num_samples": None})),
+    *(("1_of_1", {**NOTE, key: value}) for key in NOTE for value in (5, None, "x", [[3]])),
+    ("1_of_1", [])], ids=str)
+def test_notes_of_shards_are_checked_before_any_work(place, note, tmp_path):
+    folder = tmp_path / ".shards" / place
+    folder.mkdir(parents=True)
+    (folder / "shard.json").write_text(json.dumps(note))
+    (tmp_path / "sample_00000").mkdir()
+    for read in (SampleFolder, RolloutFolder):
+        with at_once(), pytest.raises(UserError):
+            read(tmp_path)
+
+
+def test_sweeps_are_counted_before_they_are_built(tmp_path):
+    numbers = [[str(number)] for number in range(1000)]
+    (tmp_path / "a.yml").write_text(yaml.safe_dump([
+        {"kind": "set", "layer": "x", "channels": numbers, "value": ["1"] * 1000,
+         "seed": ["1"] * 1000}]))
+    with at_once(), pytest.raises(UserError, match="define 1000000000 arms, more than 1000"):
+        read_patch_file(tmp_path / "a.yml")
+    opening = Opening(tiny_policy(), EnvConfig("maze", "easy"), lambda: None)
+    patch = parse_patch("interchange@embedder.block2,source=0-99999")
+    with at_once(), pytest.raises(UserError, match="names 100000 levels; name at most"):
+        open_patches([patch], opening)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, f"0 to {'9' * 5000}", "1 1", "x" * 5000])
+def test_long_numbers_are_one_short_sentence(text):
+    with pytest.raises(UserError) as raised:
+        id_list(text, "--sample_ids")
+    assert len(str(raised.value)) < 400
+
+
+def test_channels_that_are_no_text_are_refused(tmp_path):
+    (tmp_path / "a.yml").write_text("- {kind: set, layer: x, channels: [{}]}")
+    with pytest.raises(UserError, match="'channels' must be one value"):
+        read_patch_file(tmp_path / "a.yml")
+
+
+def test_long_values_of_flags_are_quoted_in_part(capsys):
+    flags = Parser("")
+    flags.add_argument("--device", choices=("cpu", "gpu"))
+    with pytest.raises(SystemExit):
+        flags.parse_args(["--device", "x" * 2000])
+    assert 0 < len(capsys.readouterr().err) < 600
+
+
+def test_a_full_disk_is_named_as_such(tmp_path):
+    with pytest.raises(OSError, match=r"No space left on device; [\d.]+ MB are free"), \
+            named_errors(tmp_path / "a.npy"):
+        raise OSError("663552 requested and 167808 written")  # numpy's error
+
+
+@pytest.mark.parametrize("known", [["x", "y"], [1, "believe me"], [1.0, "0" * 64], 4, [1]])
+def test_recorded_digests_of_another_form_are_not_believed(known):
+    assert not is_digest(known) and is_digest([1, "0" * 64])
+
+
+FACTS = {"grid": [4, 4], "signed": False, "stability": [None, 0.5], "stride": 8}
+
+
+@pytest.mark.parametrize(("part", "change"), [
+    ("settings", {"baseline": 3}), ("settings", {"found": []}), ("settings", {"place": "x"}),
+    ("found", {"grid": 3}), ("found", {"grid": ["a", "b"]}), ("found", {"stability": 3}),
+    ("found", {"signed": "no"}), ("found", {"explained": "most"}), ("found", {"names": [3]})])
+def test_settings_of_features_are_typed(part, change, tmp_path):
+    facts = {**FACTS, **(change if part == "found" else {})}
+    save_json(tmp_path / "block2" / "settings.json", {
+        "baseline": "zero", "place": 1, "found": facts, **(change if part == "settings" else {})})
+    for read in (finished_layers, lambda path: read_features(path, "block2")):
+        with pytest.raises(UserError, match=re.escape(min(change))):
+            read(tmp_path)

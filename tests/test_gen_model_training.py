@@ -41,7 +41,14 @@ from generative.dataset import RolloutDataset
 from generative.losses import LossScales, PixelWeights, count_colours, simulator_losses
 from generative.networks import LatentSampler
 from generative.published import published_state, save_published
-from generative.runs import COLUMNS, checkpoints, open_simulator, prune_checkpoints
+from generative.runs import (
+    COLUMNS,
+    checkpoints,
+    leakage_reason,
+    open_simulator,
+    prune_checkpoints,
+    training_episodes,
+)
 from generative.simulator import Simulator, stack
 from generative.training import SimulatorTraining
 
@@ -91,6 +98,10 @@ def test_run_writes_what_the_format_says(undisturbed, agent_path):
     assert settings["agent_sha256"] == agent_sha256(agent_path)
     assert settings["simulator"]["cnn_depth"] == 4
     assert list(undisturbed.glob("events.out.tfevents.*"))
+    (model_file, *_), data = checkpoints(undisturbed), RolloutDataset(settings["data_dir"], 3, 3)
+    split = data.split(settings["training"]["held_out_fraction"], settings["seed"])
+    assert leakage_reason(model_file, data, split.held_out) == ""
+    assert "were used in training" in leakage_reason(model_file, data, split.train)
     assert [path.name for path in checkpoints(undisturbed)] == [
         f"model_epoch0_batch{batch}.pt" for batch in (4, 7)]
     assert [path.name for path in sorted((undisturbed / "recons_v_preds").iterdir())] == [
@@ -344,6 +355,7 @@ def test_export_is_small_and_opens_to_the_same_simulator(undisturbed, agent_path
     assert small.stat().st_size < 0.2 * source.stat().st_size
     opened = [open_simulator(path, agent_path, TINY.get(SimulatorConfig), FLOAT32)
               for path in (source, small)]
+    assert training_episodes(source) == training_episodes(small) is not None
     states = [simulator.state_dict() for simulator in opened]
     for (name, exact), half in zip(states[0].items(), states[1].values()):
         torch.testing.assert_close(half, exact, rtol=1e-3, atol=1e-6, msg=name)

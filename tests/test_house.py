@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import PATIENCE, ROOT
 
 from tools.mutations import read_mutations
 
@@ -116,7 +116,7 @@ def test_networks_videos_and_saliency_need_no_procgen():
             "generative.simulator, generative.saliency.gradients\n"
             "names = {'procgen', 'gym', 'envs.procgen_env'} & set(sys.modules)\n"
             "sys.exit(', '.join(names) or None)")
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=PATIENCE)
 
 
 def test_every_mutation_fits_the_code():

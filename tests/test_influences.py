@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import figures_drawn, golden_projector, refusal, tiny_policy
+from conftest import ROOT, figures_drawn, golden_projector, refusal, tiny_policy
 from PIL import Image
 from torch import nn
 
@@ -503,6 +503,9 @@ def test_pages_say_what_is_claimed_and_what_is_not(compared):
     single = (stories / "behaviour_00.md").read_text()
     assert "Too few samples for a test (1, but at least 8 are needed); nothing is claimed" in single
     index = (stories / "index.md").read_text()
+    methods = (ROOT / "docs" / "methods.md").read_text()
+    for text in (index, methods.partition("When is an influence claimed?")[2]):
+        assert text.count("four conditions hold") == 1
     assert "64 simulated samples; 2 behaviours; 33 samples without a behaviour" in index
     for path in (stories / "index.md", stories / "behaviour_01.md"):
         assert f"Behaviour 1: {markdown_escaped(NAME)}" in path.read_text()
@@ -575,7 +578,7 @@ def replace_array(path, array):
 
 @pytest.mark.parametrize(("more", "words"), [
     (["--sample_ids", "0", "to", "70"], "has no sample 64, one of 6 missing"),
-    (["--num_samples", "50"], "there is no file .*clusters_per_sample_50.npy"),
+    (["--num_samples", "50"], "no results for 50 samples, but those for 64; give --num_samples 64"),
     (["--common_timesteps", "1"], "computed with another common_timesteps"),
     (["--common_timesteps", "5"], "have 5 steps, too few for step 5")])
 def test_what_does_not_fit_is_said(folders, capsys, more, words):

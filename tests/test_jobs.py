@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from conftest import ROOT, wait_for
+from conftest import PATIENCE, ROOT, wait_for
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".venv" / "installed").exists(),
                                 reason="the jobs use .venv, which make builds")
@@ -36,14 +36,14 @@ def test_signal_and_words_reach_the_script(system, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import signal, sys, time\n"
                       "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
-                      "open(sys.argv[2], 'w').close()\n"
                       "print(sys.argv[1:], flush=True)\n"
+                      "open(sys.argv[2], 'w').close()\n"  # last, because the test waits for it
                       "time.sleep(100)\n")
     ready = tmp_path / "a b"
     job = submit(system, [str(script), "--name", f"'{ready}'" if system == "lsf" else str(ready)])
     wait_for(ready.exists, job)
     job.send_signal(signal.SIGTERM)
-    output, errors = job.communicate(timeout=120)
+    output, errors = job.communicate(timeout=PATIENCE)
     assert job.returncode == 128 + signal.SIGTERM
     assert str(["--name", str(ready)]) in output and "Traceback" not in errors
 
@@ -58,7 +58,7 @@ def test_job_of_an_array_does_its_shard(system, tmp_path):
         job = submit(system, [str(script), "a"], array=True)
         with pytest.raises(subprocess.TimeoutExpired):
             job.wait(3)
-    output, _ = job.communicate(timeout=120)
+    output, _ = job.communicate(timeout=PATIENCE)
     assert "['a', '--shard', '9/8']" in output
 
 
@@ -81,6 +81,6 @@ def test_several_processes_are_started_by_torchrun_and_have_time_to_stop(system,
     job = submit(system, [str(script), str(tmp_path / "saved")], PROCESSES="2")
     assert "2 processes\n" in job.stdout  # after the output of make
     job.send_signal(signal.SIGTERM)
-    job.communicate(timeout=120)
+    job.communicate(timeout=PATIENCE)
     assert job.returncode
     assert len(list(tmp_path.glob("saved?"))) == 2

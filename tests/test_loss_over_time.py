@@ -39,7 +39,14 @@ from generative.loss_over_time import (
 )
 from generative.loss_tables import comparisons, table_of
 from generative.networks import LatentSampler
-from generative.runs import leakage_reason, open_simulator, run_of
+from generative.runs import (
+    EPISODES_NAME,
+    leakage_reason,
+    open_simulator,
+    run_of,
+    save_training_episodes,
+    training_episodes,
+)
 
 MODE = LatentSampler("mode")
 STEPS = 5
@@ -49,11 +56,12 @@ KINDS = ["image", "reward", "terminal", "agent_state", "kl", "policy_kl", "hidde
 
 
 @pytest.fixture(scope="module")
-def model_file(simulator_file, recording, tmp_path_factory):
-    """A simulator whose settings name the recording as its training data."""
+def model_file(simulator_file, recording, dataset, split, tmp_path_factory):
+    """A simulator whose files name the recording as its training data."""
     path = Path(shutil.copy(simulator_file, tmp_path_factory.mktemp("run")))
     save_settings(path.parent, dataclasses.replace(
         run_of(simulator_file), data_dir=str(recording / "data"), seed=SPLIT_SEED, num_episodes=12))
+    save_training_episodes(path.parent, dataset, split.train, None)
     return path
 
 
@@ -430,16 +438,39 @@ def test_script_writes_losses_table_plot_and_settings(
     assert "beats mean_frame at" in printed and "of the 9 steps from 2 to 10" in printed
 
 
-def test_episodes_that_may_have_been_trained_on_are_said_to(model_file, recording, tmp_path):
-    settings, data = run_of(model_file), str(recording / "data")
-    assert leakage_reason(settings, data, 12) == ""
-    for run, folder, number, words in (
-            (settings, str(tmp_path), 12, f"the simulator was trained on {data}"),
-            (None, data, 12, "no hyperparameters.yml next to the model file"),
-            (dataclasses.replace(settings, model_file="earlier.pt"), data, 12,
-             "training started from earlier.pt"),
-            (settings, data, 99, "had 12 episodes when the simulator was trained, but has 99 now")):
-        assert words in leakage_reason(run, folder, number)
+def test_episodes_used_in_training_are_recognised_by_their_contents(model_file, dataset, split,
+                                                                    recording, tmp_path):
+    """Whatever the folder is called, and however many episodes were added."""
+    assert leakage_reason(model_file, dataset, split.held_out) == ""
+    moved = RolloutDataset(shutil.copytree(recording / "data", tmp_path / "moved"), 3, STEPS)
+    assert leakage_reason(model_file, moved, split.held_out) == ""
+    trained, held_out = (set(dataset.episodes_of(part).tolist())
+                         for part in (split.train, split.held_out))
+    everything = np.arange(len(moved))
+    for is_assured in (False, True):
+        assert leakage_reason(model_file, moved, everything, is_assured) == (
+            f"{len(trained)} of the {len(trained | held_out)} episodes were used in training")
+    changed = next(iter(trained))
+    file = moved.folder.files_of(changed)[0]
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+    assert f"{len(trained) - 1} of the " in leakage_reason(model_file, moved, everything)
+    level = dataset.folder.steps(min(held_out))["level_seed"].iloc[0]
+    (tmp_path / EPISODES_NAME).write_text(f"level:{level}\nlevel:-5\n")
+    assert leakage_reason(tmp_path / "model.pt", dataset, split.held_out) == (
+        f"1 of the {len(held_out)} episodes were used in training")
+
+
+def test_training_episodes_include_those_of_the_simulator_to_start_from(model_file, dataset, split,
+                                                                        tmp_path):
+    save_training_episodes(tmp_path, dataset, split.held_out, tmp_path / "unknown.pt")
+    assert training_episodes(tmp_path / "model.pt") is None
+    assert "the episodes of its training are unknown" in leakage_reason(
+        tmp_path / "model.pt", dataset, split.held_out)
+    assert leakage_reason(tmp_path / "model.pt", dataset, split.held_out, assured=True) == ""
+    save_training_episodes(tmp_path, dataset, split.held_out, model_file)
+    assert len(training_episodes(tmp_path / "model.pt")) == 12
 
 
 def test_means_come_from_a_training_recording(agent_path, model_file, recording, leaper, tmp_path,

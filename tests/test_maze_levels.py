@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import GOLDEN, ROOT
+from conftest import GOLDEN, PATIENCE, ROOT
 
 from common.errors import UserError
 from envs.level_state import LevelState
@@ -431,5 +431,5 @@ def test_damaged_states_never_end_the_process(tmp_path):
         np.frombuffer(accepted[place], np.uint8)
         for place in rng.choice(len(accepted), 60, replace=False)])
     child = subprocess.run([sys.executable, "-c", SET_AND_PLAY, str(tmp_path / "states.npz")],
-                           cwd=ROOT, capture_output=True, text=True, timeout=300)
+                           cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert child.stdout == "alive\n", child.stderr[-2000:]

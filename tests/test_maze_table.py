@@ -131,7 +131,8 @@ def test_a_series_of_agents_fills_row_3(studies, agent, tmp_path, capsys):
 def test_a_claim_holds_if_what_it_says_is_claimed(row, change, verdict, tmp_path):
     finding = Finding("", "x", 1.0, 0.5, 1.5, 10, 0.0, altered=1.0, p=0.001, p_control=0.04,
                       primary=True, shown=True, row=row)
-    CLAIMS.write(tmp_path, {"a": [dataclasses.replace(finding, **change)]}, {"a": {}})
+    CLAIMS.write(CLAIMS.store(tmp_path), {},
+                 {"a": [dataclasses.replace(finding, **change)]}, {"a": {}})
     line = (tmp_path / "table.md").read_text().splitlines()[row + 1]
     assert line.endswith(f"| x: +1.000 (0.500 to 1.500)<br>{verdict} |")
 

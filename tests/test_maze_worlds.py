@@ -24,7 +24,8 @@ from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.networks import LatentSampler
 from generative.prior import static_globals
-from generative.prior_losses import draw_block_masks
+from generative.prior_losses import draw_block_masks, world_loss
+from generative.prior_networks import EMBEDDING, NUM_GLOBALS, PriorNoise, ViewPrior
 from generative.runs import open_simulator
 from generative.simulator import stack
 from generative.squares import StaticSquares, World
@@ -47,6 +48,26 @@ def world_of(squares):
 
 def psnr(first, second):
     return -10 * (first - second).square().mean(dim=(1, 2, 3)).log10()
+
+
+def test_the_prior_learns_that_an_object_occurs_once():
+    torch.manual_seed(0)
+    prior, generator = ViewPrior(8, 2, (8, 8, 8)), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(prior.parameters(), 5e-3)
+    noise = PriorNoise(torch.randn(64, EMBEDDING, 8, 8, generator=generator),
+                       torch.randn(64, NUM_GLOBALS, generator=generator), *torch.empty(2, 0))
+    for _ in range(80):
+        places = torch.randint(64, (32,), generator=generator)
+        squares = functional.one_hot(places, 64).view(32, 8, 8)
+        camera = static_globals(torch.empty(32, NUM_GLOBALS))
+        loss = world_loss(prior, squares, camera, generator, is_view=True)[0]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        drawn = prior.sample(noise, torch.arange(16) / 16, camera=static_globals(noise.globals))[0]
+    counts = drawn.argmax(dim=-1).sum(dim=(1, 2))
+    assert (counts == 1).float().mean() > 0.8
 
 
 @pytest.mark.parametrize("mode", SIDES)
@@ -101,6 +122,13 @@ def test_worlds_of_moved_cheese_are_those_of_the_recording(recording):
     real = np.stack([folder.world(*place) for place in zip(worlds.episodes, worlds.rows)])
     quality = psnr(drawn, torch.from_numpy(real / np.float32(255)).permute(0, 3, 1, 2))
     assert quality.min() > 34, quality
+    # The mouse hides parts of squares.
+    frames = np.stack([folder.array_files(episode).frames.rows(row, row + 1)[0]
+                       for episode, row in zip(worlds.episodes, worlds.rows)])
+    seen = torch.from_numpy(frames / np.float32(255))
+    read, known = images.read(seen, torch.zeros(len(seen), 2), 15)
+    wrong = (read.squares.numpy() != worlds.squares).sum(axis=(1, 2))
+    assert known.all() and (wrong == 0).mean() > 0.95, wrong
     again, same = fit_worlds(folder, range(3), 15, images)
     assert again is images and np.array_equal(same.squares, worlds.squares[:len(same.squares)])
 
@@ -132,12 +160,10 @@ def model_file(recording, tmp_path_factory):
                                   num_episodes=8)
     run = SimulatorTraining(folder / "run", settings, FLOAT32)
     assert run.train() == 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_prior, "_BATCH_SIZE", 4)
-        assert train_prior.main([
-            "--agent_file", str(AGENT), "--model_file", str(run.newest_checkpoint), "--data_dir",
-            str(recording), "--device", "cpu", "--num_world_batches", "3", "--num_start_batches",
-            "3", "--output", str(folder / "prior" / "model.pt")]) == 0
+    assert train_prior.main([
+        "--agent_file", str(AGENT), "--model_file", str(run.newest_checkpoint), "--data_dir",
+        str(recording), "--device", "cpu", "--num_world_batches", "3", "--num_start_batches", "3",
+        "--batch_size", "4", "--output", str(folder / "prior" / "model.pt")]) == 0
     return folder / "prior" / "model.pt"
 
 

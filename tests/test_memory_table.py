@@ -95,7 +95,7 @@ def test_stages_summarise_their_results(studies, tmp_path):
         "memory_lesions", "probe_atlas", "probe_interventions", "sparse_features")]
     assert results[0].startswith("4 of 4 tested effects")
     assert results[1].startswith("2 of 3 labels")
-    assert results[2].startswith("0 of 1 tested effects")
+    assert results[2].startswith("0 of 1 tested effect (1 alteration, ")
     assert "92%" in results[3] and "87%" in results[3]
     patched = ResultStore(tmp_path / PATCHING / "cells", SCANNED)
     for layer, of_means in (("first", 0.5), ("second", 0.7), ("third", np.nan), ("last", 0.9)):

@@ -18,21 +18,23 @@ from urllib.parse import unquote
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, start, wait_for
+from conftest import PATIENCE, ROOT, start, wait_for
 from PIL import Image
 
 import run_pipeline
 from common.doctor import chromium
 from common.errors import UserError
+from common.files import save_json, sha256
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.comparison import comparison_store
 from pipeline import code_closure
 from pipeline import stage as stage_module
+from pipeline.outputs import is_named
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
-from pipeline.records import Experiment, find
+from pipeline.records import CacheKey, Digests, Experiment, Record, find
 from pipeline.report import PAGE_NAME, REPORT, render_document
 from pipeline.sections import page_of
-from pipeline.stage import PathResolver
+from pipeline.stage import PathResolver, number_of
 from pipeline.stages import all_stages
 from stats.effects import check_starts
 from tools import pictures
@@ -355,15 +357,19 @@ def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finish
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_file_that_no_stage_wrote_is_not_deleted(refused, output, is_killed):
-    """Unrecorded files of a killed stage are recognised by their modification times."""
+    """Unrecorded files of a killed stage are recognised by their names, and by modification times
+    during its run."""
     experiment, folder = Experiment(output), output / "analysis" / "attribution" / "table"
     record = experiment.record("attribution_table")
     if is_killed:
         record = dataclasses.replace(record, status="running", outputs={})
         experiment.save("attribution_table", record)
-    files = folder / ".hidden", folder / "old.txt"
+    files = folder / ".hidden", folder / "findings.png", folder / "notes.csv"
     for file in files:
         file.write_text("my thoughts")
+    during = experiment.last_at_work("attribution_table")
+    for file in (*files[::2], *folder.glob("[ft]*.[cm]*"), folder / "settings.json"):
+        os.utime(file, (during, during))
     os.utime(files[1], (0, 0))  # a copy of an old file
     for file in files:
         sentence = refused(output, "--only", "evaluate", "attribution_table", "--force")
@@ -375,6 +381,16 @@ def test_a_file_that_no_stage_wrote_is_not_deleted(refused, output, is_killed):
     assert "link was not written" in refused(output, "--only", "attribution_table", "--force")
 
 
+def test_every_file_of_a_stage_has_a_name_of_its_script(finished):
+    """The pipeline deletes no other files of interrupted stages."""
+    for stage in STAGES:
+        names = [*map(Path, Experiment(finished).record(stage.name).outputs)]
+        assert names and all(is_named(stage, finished, name) for name in names), stage.name
+        for name in names:
+            for other in ("notes.txt", f".{name.name}", "mine/notes.csv"):
+                assert not is_named(stage, finished, name.parent / other), stage.name
+
+
 def test_a_killed_training_keeps_its_predecessor_and_ends_with_the_pipeline(output):
     (agent,) = output.glob("agent/**/model_512.pth")
     content = agent.read_bytes()
@@ -384,7 +400,7 @@ def test_a_killed_training_keeps_its_predecessor_and_ends_with_the_pipeline(outp
     process.wait()
     (earlier,) = output.glob("agent_until_*")
     assert (earlier / agent.relative_to(output / "agent")).read_bytes() == content
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE
     with open(Experiment(output).stage_lock_file) as file:
         while True:
             try:
@@ -425,6 +441,18 @@ def test_a_stage_that_fails_says_so_and_goes_on_later(run, output, capsys):
                              "record first")])
 def test_mistakes_are_one_sentence(refused, tmp_path, more, sentence):
     assert sentence in refused(tmp_path / "new", *more)
+
+
+@pytest.mark.parametrize(("unit", "of_one"), [
+    ("edited agents", "1 edited agent"), ("files of data", "1 file of data"),
+    ("layers with named features", "1 layer with named features")])
+def test_results_of_stages_count_one_file_in_the_singular(unit, of_one, tmp_path):
+    result = number_of("*.pth", unit)
+    assert result(tmp_path) == f"0 {unit}"
+    (tmp_path / "a.pth").touch()
+    assert result(tmp_path) == of_one
+    (tmp_path / "b.pth").touch()
+    assert result(tmp_path) == f"2 {unit}"
 
 
 def test_folders_with_other_contents_are_refused(refused, tmp_path, finished):
@@ -557,6 +585,41 @@ def test_documents_have_line_breaks_anchors_and_relative_links_alone(tmp_path):
         "h1", "p", "a", "br", "code", "img", "span", "table", "thead", "tbody", "tr", "th", "td"}
 
 
+@pytest.mark.parametrize("text", ["[" * 5000, "`" * 5000, "![" * 5000, "x\n" + "[[[[\n" * 2000,
+                                  "[a](b) " * 400_000], ids=lambda text: text[:4])
+def test_documents_that_take_long_to_convert_are_shown_as_they_are(text, tmp_path):
+    document = tmp_path / "report.md"
+    document.write_text(text + "<script>")
+    begin = time.process_time()
+    page = render_document(tmp_path, document)
+    assert time.process_time() - begin < 5
+    assert page.startswith("<pre>") and "<script>" not in page
+
+
+@pytest.mark.parametrize("change", [
+    {"status": "finished"}, {"seconds": float("nan")}, {"seconds": 1e300}, {"bytes": "9"},
+    {"outputs": {"a": 3}}, {"outputs": {"../a": "0" * 64}}, {"basis": []}, {"basis": {"argv": 3}},
+    {"outputs": ["a"]}, {"begun": -1}, {"why": None}], ids=str)
+def test_damaged_records_count_as_missing(change, tmp_path):
+    experiment = Experiment(tmp_path)
+    basis = CacheKey("train", ("--seed",), {"lr": 1.5}, {"a": "0" * 64}, {}, {})
+    record = Record("done", basis.key, basis, {"a": "0" * 64}, 1.5, 9, "", 0, "l", "d", "w", 1.0)
+    experiment.save("train", record)
+    assert experiment.record("train") == record
+    save_json(tmp_path / "pipeline" / "stage_train.json", {**dataclasses.asdict(record), **change})
+    assert experiment.record("train") is None
+
+
+def test_damaged_checksums_are_computed_again(tmp_path):
+    file = tmp_path / "a"
+    file.write_text("x")
+    stat = file.stat()
+    for known in (4, [], [stat.st_size, stat.st_mtime_ns], [stat.st_size, stat.st_mtime_ns, 3],
+                  [stat.st_size, stat.st_mtime_ns, "believe me"]):
+        save_json(tmp_path / "digests.json", {str(file): known})
+        assert Digests(tmp_path / "digests.json").of(file) == sha256(file)
+
+
 def test_report_says_what_is_missing_and_shows_no_broken_picture(run, output):
     shutil.rmtree(output / "analysis" / "hx_plots")
     (output / "pipeline" / "stage_plot_hidden_states.json").unlink()
@@ -626,6 +689,11 @@ def test_report_folds_the_effects_that_are_not_claimed(run, output):
     effects["claimed"] = effects.index.isin(directions[[1, 4]])
     effects["num_controls"] = 19
     effects.to_csv(file, index=False)
+    run(output, "--report")
+    page = (output / REPORT / PAGE_NAME).read_text()
+    assert "analysis/interventions/effects.csv was changed after" in page
+    assert "2 of 15 tested" not in page and "<td>changed</td>" in page
+    run(output, "--accept", "interventions")
     run(output, "--only", "evaluate")
     section = (output / REPORT / PAGE_NAME).read_text().partition('id="interventions"')[2]
     shown, _, folded = section.partition("</section>")[0].partition("<details>")

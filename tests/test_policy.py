@@ -20,6 +20,7 @@ from agents.layers import find_layer
 from agents.pooling import ParallelMaxPool, can_pool
 from agents.ppo import Collector, Rollout, evaluate_rollout
 from common.devices import Compute
+from common.errors import UserError
 from envs.procgen_env import EnvConfig
 
 
@@ -96,6 +97,16 @@ def test_the_clear_pool_is_the_root_of_the_mean_of_squares_over_four_cells():
     x = torch.zeros(1, 1, 2, 2, requires_grad=True)  # where the square root has no derivative
     networks.L2Pool()(x).sum().backward()
     assert torch.equal(x.grad, torch.zeros(1, 1, 2, 2))
+
+
+@pytest.mark.parametrize(("frames", "states", "masks", "words"), [
+    (torch.full((2, 3, 64, 64), 255.0), 2, 2, "real numbers from 0 to 1, not torch.float32 up to "),
+    (torch.ones(2, 3, 64, 64, dtype=torch.uint8), 2, 2, "not torch.uint8 up to 1; convert frames"),
+    (torch.ones(2, 3, 64, 64), 1, 2, r"shape \(2, 64\) and masks of the shape \(2,\), not \(1, 64"),
+    (torch.ones(2, 3, 64, 64), 2, 1, r"not \(2, 64\) and \(1,\)")])
+def test_inputs_that_would_be_misread_are_refused(frames, states, masks, words):
+    with pytest.raises(UserError, match=words):
+        tiny_policy()(frames, torch.zeros(states, 64), torch.ones(masks))
 
 
 @pytest.mark.parametrize(("architecture", "width"), [("impala", 256), ("nature", 512),

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import record_arguments, tiny_policy, write_recording
+from conftest import ROOT, record_arguments, tiny_policy, write_recording
 
 import compare_interventions
 import loss_over_time_experiment
@@ -18,8 +18,7 @@ from agents.agent_file import save_agent
 from agents.provenance import agent_digests, agent_sha256
 from agents.rollout_files import RolloutFolder
 from analysis import hidden_analysis_precompute, steering_vectors
-from common.errors import UserError
-from common.files import save_json
+from common.files import save_json, sha256
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +44,15 @@ def test_the_digest_of_an_agent_is_that_of_its_weights(agent_path, other_agent, 
     assert (tmp_path / "again.pth").read_bytes() != agent_path.read_bytes()
     assert agent_sha256(tmp_path / "again.pth") == agent_sha256(agent_path)
     assert not agent_digests(agent_path) & agent_digests(other_agent)
-    torch.save({**content, "earlier_sha256": ["f" * 64]}, tmp_path / "again.pth")
-    assert "f" * 64 in agent_digests(tmp_path / "again.pth")
-    torch.save({**content, "earlier_sha256": [4]}, tmp_path / "again.pth")
-    with pytest.raises(UserError, match="'earlier_sha256' is not a list of checksums"):
-        agent_digests(tmp_path / "again.pth")
+    torch.save({**content, "earlier_sha256": [agent_sha256(other_agent)]}, tmp_path / "again.pth")
+    assert not agent_digests(tmp_path / "again.pth") & agent_digests(other_agent)
+
+
+def test_earlier_files_of_shipped_agents_are_known():
+    for name in ("coinrun_hard", "maze_anywhere", "maze_confined"):
+        path = ROOT / "pretrained" / name / "model.pth"
+        listed = torch.load(path, weights_only=True)["earlier_sha256"]
+        assert listed and agent_digests(path) == {agent_sha256(path), sha256(path), *listed}
 
 
 @pytest.mark.parametrize("name", ["ob.npy", "hx.npy", "lp.npy", "steps"])

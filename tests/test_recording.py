@@ -132,9 +132,10 @@ def test_noise_flattens_the_policy_as_specified():
     assert elsewhere.tolist() == pytest.approx([2.8, -2.8, 0.7, *[0.35] * 12])
 
 
-def test_without_noise_the_policy_itself_is_stored(agent_path, tmp_path):
+def test_without_noise_the_policy_itself_is_stored(agent_path, tmp_path, capsys):
     argv = record_arguments(agent_path, tmp_path, 2, "--no_action_noise", "--no_videos")
     assert record.main(argv) == 0
+    assert "no action noise: success rate" in capsys.readouterr().out
     folder = RolloutFolder(tmp_path / "data")
     assert folder.description()["log_probs_of"] == "the policy"
     assert not list(folder.path.glob("*.mp4"))
@@ -144,8 +145,9 @@ def test_without_noise_the_policy_itself_is_stored(agent_path, tmp_path):
     np.testing.assert_allclose(output.log_probs, episode.log_probs, atol=1e-4)
 
 
-def test_recording_can_be_extended(folder, agent_path, tmp_path):
+def test_recording_can_be_extended(folder, agent_path, tmp_path, capsys):
     assert record.main(record_arguments(agent_path, tmp_path, 5)) == 0
+    assert "frames; evaluate.py measures the agent without noise" in capsys.readouterr().out
     assert RolloutFolder(tmp_path / "data").index()["episode"].max() == 4
     assert record.main(record_arguments(agent_path, tmp_path, 12)) == 0
     assert bytes_of_files(tmp_path / "data") == bytes_of_files(folder.path)

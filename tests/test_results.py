@@ -11,6 +11,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,7 +22,7 @@ from conftest import ROOT, at_work_in
 from conftest import bytes_of_files as all_bytes
 
 from common.errors import UserError
-from common.files import sha256
+from common.files import atomic_folder, atomic_path, sha256
 from common.results import (
     Array,
     Entry,
@@ -131,9 +134,12 @@ class Run:
 
 def keys_of(entry):
     """Return the keys of three items of an entry, or of its only file."""
-    number = entry.path.count("{")
-    return [tuple(f"{place}{part}" for part in range(number))
-            for place in ("a", "b", "c")[:3 if number else 1]]
+    places = re.findall(r"{.*?}", entry.path)
+    # Only numbers are padded with zeros.
+    keys = [[f"{item if '0' in place else 'abc'[item]}{part}" for part, place in enumerate(places)]
+            for item in range(3 if places else 1)]
+    return [tuple([*key[:-1], entry.choices[item % len(entry.choices)]] if entry.choices else key)
+            for item, key in enumerate(keys)]
 
 
 def value_of(form, seed):
@@ -231,10 +237,48 @@ def test_values_come_back_from_files_of_their_names(name, tmp_path):
             assert same(run.store.read(name, *key), value)
     for entry in (*run.schema.items.values(), *run.schema.results.values()):
         assert list(run.store.path.glob(entry.pattern()))
-    assert set(bytes_of_files(tmp_path)) == {
-        str(path.relative_to(tmp_path)) for pattern in run.schema.patterns()
-        for path in tmp_path.glob(pattern)} - {".lock"}
+    assert all(map(run.store.ownership(), map(Path, bytes_of_files(tmp_path))))
     assert run.store.settings()["seed"] == 1
+    run(overwrite=True)  # all files are recognised
+
+
+@pytest.mark.parametrize(("schema", "name"), [
+    ("agents.rollout_files.RECORDING", "data_gen_model_notes.csv"),
+    ("agents.rollout_files.RECORDING", "data_gen_model_000001.csv"),
+    ("agents.rollout_files.RECORDING", "episode_00001/mine.npy"),
+    ("agents.rollout_files.RECORDING", "sample_best_of.mp4"),
+    ("agents.rollout_files.RECORDING", ".shards/1_of_2/mine.txt"),
+    ("generative.sample_files.SAMPLES", "sample_00000/mine.npy"),
+    ("analysis.memory.sparse_report.OPTIMISED_STARTS", "penalty_1/.mine"),
+    ("analysis.memory.sparse_report.OPTIMISED_STARTS", "penalty_1/sample_00000/mine.npy"),
+    ("analysis.memory.sparse_report.COMPARISON", "arms/mine/starts.npy"),
+    ("analysis.memory.probe_interventions.PROBE_INTERVENTIONS", "arms/mine.npy"),
+    ("maze.field.results.FIELDS_FILES", "films/.hidden.mp4")])
+def test_names_that_resemble_an_output_are_not_overwritten(schema, name, tmp_path):
+    run = Run(SCHEMAS[schema], tmp_path / "out")
+    run()
+    path = tmp_path / "out" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    with pytest.raises(UserError, match=f"{re.escape(name)} does not belong to"):
+        run(overwrite=True)
+    with contextlib.suppress(UserError):  # shards that are not joined
+        run()
+    assert path.read_text() == "mine"
+
+
+def test_results_that_others_have_added_are_kept_on_resuming(tmp_path):
+    schema = Schema("x", "example.py", results={
+        "number": Entry("number_{:0>5}.csv", File()), "part": Entry("part_{}.csv", File(),
+                                                                    choices=("a", "b"))})
+    store = ResultStore(tmp_path, schema)
+    store.open({"seed": 1})
+    store.write("number", 3, value=b"")
+    store.write("part", "a", value=b"")
+    for name in ("number_best.csv", "part_c.csv"):
+        (tmp_path / name).write_text("mine")
+    store.open({"seed": 1})
+    assert bytes_of_files(tmp_path).keys() == {"settings.json", "number_best.csv", "part_c.csv"}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left")],
@@ -452,11 +496,14 @@ def test_a_replaced_folder_is_old_or_new_but_never_mixed(replaced, tmp_path):
     for error, call in itertools.product((KeyboardInterrupt, OSError(errno.ENOSPC, "full")),
                                          (1, 2, 3)):
         write_whole(replaced, 1)
-        with pytest.raises(type(error) if isinstance(error, OSError) else error), \
-                interrupted(call, error):
+        with pytest.raises((KeyboardInterrupt, OSError, UserError)), interrupted(call, error):
             write_whole(replaced, 2)
-        left = bytes_of_files(replaced.path) if replaced.path.exists() else {}
-        assert left in ({}, expected[1])
+        assert bytes_of_files(replaced.path) == expected[1]
+        kept = tmp_path / "output_2"  # finished, but the earlier output could not be replaced
+        assert kept.exists() == (isinstance(error, OSError) and call > 1)
+        if kept.exists():
+            assert bytes_of_files(kept) == expected[2]
+            shutil.rmtree(kept)
         write_whole(replaced, 2)
         assert bytes_of_files(replaced.path) == expected[2]
         assert [path.name for path in tmp_path.iterdir()] == ["output"]
@@ -484,7 +531,7 @@ def test_only_an_output_of_the_same_kind_is_replaced(replaced):
     (folder / "settings.json").write_text(json.dumps(
         {"made_by": "page of clarity.page", "files": ["index.html"]}))
     (folder / "index.html").write_text("old")
-    ResultStore(folder, Schema("page of attribution.page", "")).check_replaceable()
+    ResultStore(folder, Schema("page of attribution.page", "", replaced=True)).check_replaceable()
 
 
 def test_a_file_that_was_added_keeps_a_folder_from_being_replaced(replaced):
@@ -496,11 +543,73 @@ def test_a_file_that_was_added_keeps_a_folder_from_being_replaced(replaced):
     added.write_text("precious")
     with pytest.raises(UserError, match=f"{re.escape(added.name)} does not belong to the"):
         write_whole(replaced)
-    # A file may also be added while the script works.
-    with pytest.raises(UserError, match=f"{re.escape(added.name)} does not belong to the"), \
-            replaced.replace({}):
-        pass
+    added.unlink()
+    # A file may also be added while the script works; the finished work is kept then.
+    kept = replaced.path.with_name("output_2")
+    with pytest.raises(UserError, match=f"{re.escape(added.name)} does not belong to the.*; the "
+                       f"new output is in {kept}$"), replaced.replace({}) as temporary:
+        added.write_text("precious")
+        (temporary / "work.png").write_text("hours")
     assert added.read_text() == "precious"
+    assert (kept / "work.png").read_text() == "hours" and (kept / "settings.json").exists()
+    assert not list(replaced.path.parent.glob("*partial*"))
+
+
+def test_a_second_writer_of_a_replaced_folder_is_refused_before_any_work(replaced, tmp_path):
+    code = ("import sys, pathlib, test_results as t\n"
+            "store = t.ResultStore(pathlib.Path(sys.argv[1]), t.REPLACED)\n"
+            "store.check_replaceable()\n"
+            "print('ready', flush=True)\n"
+            "sys.stdin.read()\n"
+            "t.write_whole(store, 1)")
+    with subprocess.Popen([sys.executable, "-c", code, str(replaced.path)], text=True,
+                          cwd=ROOT / "tests", env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == "ready\n"
+        with pytest.raises(UserError, match=f"process {process.pid} on .* is using"):
+            write_whole(replaced, 2)
+        assert not replaced.path.exists()
+        process.communicate()
+    assert replaced.settings()["seed"] == 1
+    write_whole(replaced, 2)
+    assert replaced.settings()["seed"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["output"]
+
+
+def test_two_writers_of_a_file_do_not_mix_and_leftovers_of_killed_ones_are_removed(tmp_path):
+    path = tmp_path / "table.csv"
+    with atomic_path(path) as first:
+        first.write_text("first")
+        with atomic_path(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second" and first.read_text() == "first"
+    assert path.read_text() == "first"
+    with pytest.raises(OSError), atomic_folder(tmp_path / "one") as first:
+        (first / "x").write_text("first")
+        with atomic_folder(tmp_path / "one") as second:
+            (second / "x").write_text("second")
+    assert (tmp_path / "one" / "x").read_text() == "second"
+    code = ("import pathlib, os, signal, sys, common.files as files\n"
+            "with files.atomic_path(pathlib.Path(sys.argv[1]) / 'a.csv') as temporary:\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)
+    assert len(list(tmp_path.glob("*.partial*"))) == 1
+    code = ("import pathlib, sys, common.files as files\n"
+            "files.save_json(pathlib.Path(sys.argv[1]) / 'b.json', {})")
+    with atomic_path(path):  # of a process that runs
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True)
+        assert len(list(tmp_path.glob("*.partial*"))) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"table.csv", "one", "b.json"}
+
+
+def test_texts_are_written_as_utf8_in_any_locale(tmp_path):
+    code = ("import pathlib, sys, common.schemas as s\n"
+            "folder = pathlib.Path(sys.argv[1])\n"
+            "s.Text().write(folder / 'text', 'r\\xe4tsel \\u2264')\n"
+            "s.Journal({'x': str}).write(folder / 'journal', [{'x': '\\u2264'}])\n")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, env={
+        **os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
+    assert (tmp_path / "text").read_bytes().decode() == "rätsel ≤"
 
 
 # Arrays that are computed in steps

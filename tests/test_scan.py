@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, planted_policy, random_frames, tiny_policy
+from conftest import FLOAT32, planted_policy, random_frames, refusal, tiny_policy
 
 import compare_interventions
 from agents.acting import run_policy
@@ -229,6 +229,10 @@ def test_a_scan_of_channels_and_one_of_cells_are_written(steered, tmp_path, caps
     table = pd.read_csv(tmp_path / "cells" / "parts" / "embedder.block3.res1.resadd.csv")
     assert len(table) == 8 * 8 and (table["effect"] == table["absolute"]).all()
     assert (tmp_path / "cells" / "circuits.png").is_file()
+    words = "at least 20 levels or starts, 10 in each half, not 19; increase --num_episodes"
+    assert words in refusal(
+        lambda argv: run_scan(tmp_path / "model.pth", tmp_path / "few", *argv),
+        ["--scan", f"zero@{LAYER}=channel", "--num_episodes", 19], capsys)
     report = (tmp_path / "cells" / "report.md").read_text()
     assert report.count("| embedder.block3.res1.resadd | 64 |") == 2
 

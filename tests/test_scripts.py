@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, tiny_policy
+from conftest import PATIENCE, ROOT, tiny_policy
 
 import evaluate
 import saliency_experiments
@@ -73,7 +73,7 @@ def test_scripts_start_from_anywhere(tmp_path):
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
                  for name, (folder, words) in started.items()}
     for name, process in processes.items():
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0 and "usage:" in output, (name, errors)
 
 

@@ -506,8 +506,8 @@ def test_checkpoints_hold_the_average_of_the_weights(recording, tmp_path):
 
 
 def test_it_learns_how_the_camera_moves(recording, tmp_path):
-    settings = settings_for(recording, max_batches=60, training={
-        "log_interval": 10, "true_camera_share": 1.0, "batch_size": 8, "lr": 3e-3,
+    settings = settings_for(recording, max_batches=30, training={
+        "log_interval": 5, "true_camera_share": 1.0, "batch_size": 8, "lr": 5e-3,
         "agent_every": 8})
     assert SimulatorTraining(tmp_path, settings, FLOAT32).train() == 0
     log = pd.read_csv(tmp_path / PROGRESS_NAME)

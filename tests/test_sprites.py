@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conftest import record_worlds
 from torch.nn import functional
 from world_helpers import (
     ENEMY,
@@ -22,7 +23,7 @@ from world_helpers import (
 )
 
 from agents.replay import replayed
-from agents.rollout_files import POSITION_COLUMNS, RolloutFolder
+from agents.rollout_files import POSITION_COLUMNS
 from common.game_constants import FRAME_SIZE
 from envs.level_state import LevelState, MovingObject
 from envs.objects import moving_objects, object_groups
@@ -36,6 +37,7 @@ from generative.world_data import fit_worlds, with_objects
 
 WALL, EMPTY, OTHER, SAWS, ENEMIES = range(5)  # classes of ``planted_images``
 NO_OP = 4
+NUM_EPISODES = 9
 WITH_ENEMIES = 1, 8, 13, 14, 22  # hard levels, whose 26 enemies all turn within 40 steps
 WHOLE = 141  # squares per side of a world that contains a whole level
 GROUPS = object_groups("coinrun")
@@ -133,13 +135,13 @@ def test_an_object_on_a_single_square_of_ground_stands_still():
 # Images
 
 @pytest.fixture(scope="module")
-def folder(worlds_recording):
-    return RolloutFolder(worlds_recording / "data")
+def folder(tmp_path_factory):
+    return record_worlds(tmp_path_factory.mktemp("recording"), NUM_EPISODES, 8)
 
 
 @pytest.fixture(scope="module")
 def fitted(folder):
-    return fit_worlds(folder, range(10))
+    return fit_worlds(folder, range(NUM_EPISODES))
 
 
 def world_at(worlds, chosen):
@@ -171,7 +173,7 @@ def test_frames_with_objects_are_closer_to_the_games_than_static_ones(folder, fi
     images, worlds = fitted
     first = images.sprites.first_class
     quality = {SAW: [], ENEMY: []}
-    for episode in range(10):
+    for episode in range(NUM_EPISODES):
         rows = worlds.rows[worlds.episodes == episode]
         last = len(folder.steps(episode)) - 2
         start = next((row for row in rows[2:] if row + 16 <= last and (worlds.squares[

@@ -128,8 +128,7 @@ def arguments(data, save_dir, *more):
 
 
 ENV = (env_h_analysis_precompute.main, ("--n_clusters", 3))
-BEHAVIOURS = (combined_agent_env_hx_analysis_precompute.main,
-              ("--n_clusters", 4, "--num_env_samples", NUM_SAMPLES))
+BEHAVIOURS = (combined_agent_env_hx_analysis_precompute.main, ("--n_clusters", 4))
 BOTTLENECK = (bottleneck_vec_analysis_precompute.main, ("--n_clusters", 3))
 JACOBIAN = (jacobian_analysis_precompute.main, ("--n_clusters", 3, "--grad_timestep", 1))
 
@@ -410,7 +409,9 @@ def test_planted_behaviours_are_the_same_in_all_draws_and_the_controls_are_not(
 
 @pytest.fixture(scope="module")
 def drawn(precomputed, data, tmp_path_factory, coarse_figures):
-    """The folder of figures of each analysis, and the figures by file name."""
+    """The folder of figures of each analysis, and the figures by file name. The results are there
+    for a single number of samples, which is therefore not given."""
+    argv = arguments(data, precomputed)[:-2]
     found = {}
     for name, main in {"env": env_h_analysis_plotting.main,
                        "behaviours": combined_agent_env_hx_analysis_plotting.main,
@@ -418,7 +419,7 @@ def drawn(precomputed, data, tmp_path_factory, coarse_figures):
                        "jacobians": jacobian_analysis_plotting.main}.items():
         folder = tmp_path_factory.mktemp(name)
         with figures_drawn() as figures:
-            assert main([*arguments(data, precomputed), "--output_dir", str(folder)]) == 0
+            assert main([*argv, "--output_dir", str(folder)]) == 0
         found[name] = folder, figures
     return found
 
@@ -524,6 +525,20 @@ def test_environment_results_of_other_samples_are_refused(data, precomputed, tmp
     more[3], more[-1] = few.path, 10
     assert "of the states in 10 samples, but" in refusal(
         main, [*arguments(data, precomputed), *more], capsys)
+
+
+def test_numbers_of_samples_without_results_are_refused(data, precomputed, tmp_path, capsys):
+    """The message names the flag and the numbers that are there."""
+    main, _ = BEHAVIOURS
+    folder = shutil.copytree(env_folder(precomputed).path, tmp_path / "env")
+    argv = [*arguments(data, precomputed), "--precomp_dir", tmp_path / "out", "--env_precomp_dir",
+            folder]
+    words = f"{folder} holds no results for {{}} samples, but those for {{}}; give "
+    assert words.format(7, NUM_SAMPLES) + f"--num_env_samples {NUM_SAMPLES}" in refusal(
+        main, [*argv, "--num_env_samples", 7], capsys)
+    (folder / "pca_data_env_123.npy").touch()
+    default = ParameterSet("tiny").get(EnvHiddenConfig).num_samples
+    assert words.format(default, f"{NUM_SAMPLES} and 123") in refusal(main, argv, capsys)
 
 
 def test_gradients_that_say_nothing_are_refused(data, tmp_path, capsys):

@@ -13,14 +13,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, record_arguments, refusal
+from conftest import FLOAT32, ROOT, record_arguments, record_worlds, refusal
 from PIL import Image
 
 import loss_over_time_experiment as script
 import record
 from agents.agent_file import load_agent
 from agents.replay import recorded_game, replayed
-from agents.rollout_files import RolloutFolder
 from common.config import save_settings
 from common.files import sha256
 from common.parameters import ParameterSet
@@ -29,7 +28,7 @@ from envs.level_state import LevelState
 from envs.objects import objects_of
 from envs.procgen_env import LevelSlots
 from envs.squares import squares_around
-from generative import world_card, world_contents, world_events
+from generative import world_card, world_contents, world_events, world_simulations
 from generative.batches import recorded_world
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
@@ -64,8 +63,8 @@ MEANS = Means(torch.full((1, 3, 64, 64), 0.5), torch.full((1, 15), 1 / 15))
 
 
 @pytest.fixture(scope="module")
-def recording(worlds_recording):
-    return RolloutFolder(worlds_recording / "data")
+def recording(tmp_path_factory):
+    return record_worlds(tmp_path_factory.mktemp("recording"), NUM_EPISODES, 3)
 
 
 @pytest.fixture(scope="module")
@@ -459,6 +458,14 @@ def arguments(model_file, data, output, *more):
         "--batch_size", 8, *more)))
 
 
+@pytest.fixture
+def few_windows(monkeypatch):
+    """Measure half of the rows with worlds, which is half of the time of the script."""
+    monkeypatch.setattr(world_simulations, "START_INTERVAL", 2 * world_simulations.START_INTERVAL)
+    monkeypatch.setattr(world_card.realism.classifier_auc, "__defaults__", (4,))
+
+
+@pytest.mark.usefixtures("few_windows")
 def test_script_writes_the_worlds(model_file, recording, tmp_path, capsys):
     output = tmp_path / "out"
     assert script.main(arguments(
@@ -479,6 +486,7 @@ def test_script_writes_the_worlds(model_file, recording, tmp_path, capsys):
     assert settings["action_noise"].startswith("with") and not settings["rendered_worlds"]
 
 
+@pytest.mark.usefixtures("few_windows")
 def test_script_simulates_windows_in_rendered_worlds(model_file, recording, tmp_path):
     output = tmp_path / "out"
     assert script.main(arguments(model_file, recording.path, output, "--rendered_worlds",

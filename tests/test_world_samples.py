@@ -26,7 +26,7 @@ from generative.dataset import RolloutDataset, WindowPlace
 from generative.dream_life import COIN, DEATH, LifeStart
 from generative.losses import LossScales
 from generative.networks import LatentSampler
-from generative.prior import PriorNoise
+from generative.prior_networks import PriorNoise
 from generative.published import save_published
 from generative.rendered_worlds import rendered_world
 from generative.runs import SimulatorRunSettings, open_simulator

@@ -305,12 +305,11 @@ def test_seeds_fix_objects_and_noise_places_them(trained):
     assert (shifted.places > world.places)[right].all()
 
 
-def test_the_prior_is_trained_by_one_command(recording, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(train_prior, "_BATCH_SIZE", 4)
+def test_the_prior_is_trained_by_one_command(recording, run, tmp_path):
     output = tmp_path / "prior" / "model.pt"
     arguments = ["--agent_file", str(AGENT), "--model_file", str(run.newest_checkpoint),
                  "--data_dir", str(recording), "--device", "cpu", "--num_world_batches", "3",
-                 "--num_start_batches", "3"]
+                 "--num_start_batches", "3", "--batch_size", "4"]
     assert train_prior.main([*arguments, "--output", str(output)]) == 0
     simulator, before = (open_simulator(path, AGENT, SimulatorConfig(), FLOAT32)
                          for path in (output, run.newest_checkpoint))

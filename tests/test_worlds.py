@@ -36,8 +36,14 @@ from envs.procgen_env import EnvConfig, LevelSlots
 from envs.squares import square_keys, squares_around
 from envs.wide_view import WorldView
 from generative.config import GRID
-from generative.prior import EMBEDDING, NUM_GLOBALS, PriorNoise, StartPrior, WorldPrior
 from generative.prior_losses import draw_masks, world_loss
+from generative.prior_networks import (
+    EMBEDDING,
+    NUM_GLOBALS,
+    PriorNoise,
+    StartPrior,
+    WorldPrior,
+)
 from generative.squares import SquareImages, World
 from generative.template_fit import TemplateFit
 from generative.world_data import NUM_SQUARES, fit_worlds
@@ -100,10 +106,7 @@ def test_games_whose_worlds_cannot_be_rendered_are_refused(monkeypatch, tmp_path
             WorldView(EnvConfig(game, mode))
     agent = ROOT / "pretrained" / "maze_confined" / "model.pth"
     argv = ["--agent_file", agent, "--env_name", "jumper", "--logdir", tmp_path, "--worlds"]
-    capsys.readouterr()
-    assert record.main([*map(str, argv)]) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 1 and errors[0].startswith("error: the camera of jumper")
+    assert refusal(record.main, argv, capsys).startswith("error: the camera of jumper")
     assert not (tmp_path / "data").exists()
     maze = EnvConfig("maze", "easy")
 
@@ -231,7 +234,7 @@ def test_damaged_worlds_are_named(recordings, tmp_path):
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(UserError, match=r"world_00000\.png cannot be read as an image"):
         folder.world(0, 0)
-    with pytest.raises(UserError, match=r"world_00001\.png cannot be read"):
+    with pytest.raises(UserError, match=r"there is no file .*world_00001\.png"):
         folder.world(0, 1)
 
 
@@ -601,12 +604,14 @@ def test_the_prior_learns_a_pattern():
     prior, generator = WorldPrior(SIZE, CLASSES, (16, 24, 32)), torch.Generator().manual_seed(3)
     assert obeyed(prior) < 0.5
     optimizer = torch.optim.Adam(prior.parameters(), 3e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.03, 200)
     for _ in range(200):
         camera = torch.full((16, NUM_GLOBALS), 0.5)
         loss = sum(world_loss(prior, striped(16, generator), camera, generator))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        schedule.step()
     assert obeyed(prior) > 0.9
     classes = striped(16, generator)
     known = torch.zeros(16, 1, SIZE, SIZE)

@@ -35,8 +35,7 @@ from generative.flags import samples_of
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import DIRECTION, WITHOUT_ENV_GRADS, SaliencyFunction
 from generative.sample_files import SampleFolder
-from interventions.config import DirectionFilesConfig
-from interventions.flags import directions_folder
+from interventions.flags import direction_episodes, directions_folder
 from interventions.projector import Projector
 
 # The gradient of an IC with respect to the ICs of the same step is 1 for itself and 0 for others,
@@ -417,15 +416,16 @@ def open_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Inputs:
         raise UserError("no samples are chosen; give their numbers as --sample_ids")
     behaviours = None
     if not args.no_behaviours:
-        behaviours = StepResults(
+        behaviours = StepResults.open(
             args.behaviours_dir or parameters.folders.behaviours, BEHAVIOUR_FILES,
-            parameters.get(BehavioursConfig).num_samples)
+            parameters.get(BehavioursConfig).num_samples, "--num_samples",
+            parameters.is_given(BehavioursConfig, "num_samples"))
         if not behaviours.file("per_sample").exists():
             raise UserError(f"there is no file {behaviours.file('per_sample')}; "
                             f"{behaviours.schema.script} writes it, or give --no_behaviours")
     inputs = Inputs.read(samples_of(args, parameters), numbers,
                          directions_folder(args, parameters),
-                         parameters.get(DirectionFilesConfig).num_episodes, behaviours)
+                         direction_episodes(args, parameters), behaviours)
     alone = sum(len(rows) == 1 for rows in inputs.groups.values())
     print(f"{len(numbers)} samples, {len(inputs.groups)} behaviours"
           + (f", {alone} of them with one sample" if alone else ""), flush=True)

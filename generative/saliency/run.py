@@ -26,7 +26,7 @@ from common.progress import Progress, with_progress
 from common.signals import deferred_signals
 from common.video import write_video
 from generative.batches import divide
-from generative.prior import PriorNoise
+from generative.prior_networks import PriorNoise
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, Specificity
 from generative.saliency.gradients import (
     FRAMES_PER_SECOND,

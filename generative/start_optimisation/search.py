@@ -60,6 +60,7 @@ from torch.nn import functional
 
 from common.devices import Compute
 from common.errors import UserError
+from common.locks import LOCK_NAME
 from common.parameters import positive
 from common.progress import Progress
 from common.schemas import Array, Entry, File, Npz, Schema, Table, Text
@@ -67,8 +68,8 @@ from common.signals import deferred_signals
 from common.video import enlarge, mark_action, side_by_side, write_strip, write_video
 from generative.dataset import RolloutDataset
 from generative.losses import vector_crowding
-from generative.prior import PriorNoise
-from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
+from generative.prior_networks import PriorNoise
+from generative.sample_files import SAMPLES, SampleArrays, SampleFolder, SampleOrigin
 from generative.sampling import FRAMES_PER_SECOND, VIDEO_SCALE, film, imagined_from
 from generative.simulator import Simulator
 from generative.squares import World
@@ -100,9 +101,11 @@ OPTIMISED_STARTS = Schema(
             "seeds": Array(np.int64, "P"), "simulated": Array(np.float32, "P G"),
             "loss": Array(np.float32, "P")})),
         "sample_settings": Entry("penalty_{}/recording.json", File()),
-        "sample_lock": Entry("penalty_{}/.{}", File()),  # left over after a kill
-        "sample_files": Entry("penalty_{}/sample_{}/{}", File()),
-        "videos": Entry("penalty_{}/videos/{}", File())},
+        # The lock may be left over after a kill.
+        "sample_lock": Entry("penalty_{}/{}", File(), choices=(LOCK_NAME,)),
+        "sample_files": Entry("penalty_{}/sample_{:0>5}/{}", File(),
+                              choices=SAMPLES.entry("sample").format.file_names()),
+        "videos": Entry("penalty_{}/videos/sample_{:0>5}.mp4", File())},
     results={
         "starts": Entry("starts.csv", Table()), "effects": Entry("effects.csv", Table(), True),
         "picture": Entry("pictures/order_{}.png", File()),
