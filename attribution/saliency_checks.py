@@ -243,7 +243,7 @@ def main(argv: list[str] | None = None) -> None:
     for name, table in tables.items():
         store.write(name, value=table)
     with store.file("figure") as path:
-        plot(scores, OUTPUTS, alone).savefig(path, dpi=DPI, format="png")
+        plot(scores, OUTPUTS).savefig(path, dpi=DPI, format="png")
     frames = len(np.unique(np.stack([arrays["levels"], arrays["rows"]]), axis=1).T)
     store.write("report", value=report(
         f"{done} pairs in {frames} frames of {len(np.unique(data.levels))} levels of "

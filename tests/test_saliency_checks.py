@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, bytes_of_files, killed_at
+from conftest import FLOAT32, ROOT, bytes_of_files, killed_at
 
 from agents.acting import run_policy
 from agents.agent_file import load_agent
@@ -20,6 +20,7 @@ from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from attribution import saliency_checks
 from attribution.checking import prediction_scores
 from attribution.checking.effect_predictions import (
+    REPEATED,
     SIMULATOR_METHODS,
     Scene,
     agent_names,
@@ -32,7 +33,7 @@ from attribution.checking.object_effects import (
     measure_effects,
     replay_pairs,
 )
-from attribution.checking.prediction_report import randomisation_table
+from attribution.checking.prediction_report import HEADLINE, randomisation_table
 from attribution.checking.prediction_scores import (
     CARRIED,
     CONSTANT,
@@ -53,6 +54,7 @@ from generative.networks import LatentSampler
 from generative.rendered_worlds import world_of_images
 from generative.simulator import Simulator
 from generative.world_data import fit_worlds
+from stats.report import format_interval
 
 OUTPUTS = outputs_named(["value", "taken"])
 EASY, HARD = EnvConfig("coinrun", "easy"), EnvConfig("coinrun", "hard")
@@ -386,9 +388,12 @@ def test_pairs_are_counted_until_an_episode_ends_and_while_the_player_stays():
     assert table.loc[("total", "all", "all", 0), "pairs"] == 200
     assert table.loc[("total", "all", "all", 0), "no_effect_value"] == 3
     assert table.loc[("total", "all", "all", 4), "pairs"] == 160
+    assert table.loc[("total", "all", "all", 4), "as_direct_value"] == 0
     assert table.loc[("total", "all", "coin", 4), "pairs"] == 80
     assert table.loc[("total", "same place", "all", 0), "pairs"] == 200
     assert table.loc[("total", "same place", "all", 4), "pairs"] == 120
+    data.effects[1, 0, 0, :5] = data.effects[0, 0, 0, :5]
+    assert pair_counts(data)["as_direct_value"].max() == 5
     scores, _ = score_predictions(data, [], 0)
     assert scores.query("effect == 'total' and subset == 'all' and kind == 'all' and lag == 0 and "
                         "output == 'value'")["pairs"].eq(197).all()
@@ -452,4 +457,31 @@ def test_an_interrupted_study_is_resumed(agent_path, simulator_file, data, tmp_p
         scores["lag"] == 0) & (scores["output"] == "value")].set_index("predictor")
     # Easy levels have no backgrounds here, so occlusion is the removal itself.
     assert now["sign"].filter(like="pixels: occlusion").min() > 0.9
-    assert "14 pairs in" in (tmp_path / "whole" / "report.md").read_text()
+    text = (tmp_path / "whole" / "report.md").read_text(encoding="utf-8")
+    assert "14 pairs in" in text
+    assert text.index("## Value: short version") < text.index("## Pairs")
+
+
+def test_documented_numbers_are_those_of_the_stored_tables():
+    stored = ROOT / "pretrained" / "coinrun_hard_simulator" / "saliency_checks"
+    scores = pd.read_csv(stored / "scores.csv").set_index(["predictor", "output", "lag"])
+    text = (ROOT / "docs" / "start_optimisation.md").read_text(encoding="utf-8")
+    section = text.split("## Which map predicts the game?")[1]
+    documented = [[cell.strip() for cell in line.strip("|").split("|")]
+                  for line in section.splitlines() if line.startswith("| ")][2:]
+    assert len(documented) == len(HEADLINE)
+    for label, *cells in documented:
+        name = label.replace("agent alone", "pixels").replace("×", "x")
+        for lag, cell in zip(saliency_checks.LAGS, cells, strict=True):
+            if cell != "–":
+                row = scores.loc[(name, "value", lag)]
+                assert cell == format_interval(row["sign"], row["sign_low_95"],
+                                               row["sign_high_95"], ".2f"), (name, lag)
+    prose = " ".join(section.replace("−", "-").split())
+    differences = pd.read_csv(stored / "differences.csv").set_index(["predictor", "reference"])
+    for compared in (("simulator: gradient x removal", REPEATED),
+                     ("simulator: finite difference", REPEATED),
+                     ("simulator: finite difference", CARRIED)):
+        for row in differences.loc[[compared]].query("output == 'value' and lag > 0").itertuples():
+            numbers = format_interval(row.difference, row.low_95, row.high_95, ".2f")
+            assert numbers.removesuffix(")") in prose, (compared, row.lag)

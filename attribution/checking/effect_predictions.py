@@ -4,15 +4,19 @@ the simulator.
 The *agent alone* sees the recorded frame of row t. Its predictions are those of four methods, at
 the pixels and at a layer: the gradient, the gradient times the input, integrated gradients from a
 baseline of zero (Sundararajan et al. 2017), and occlusion, which sets the object's pixels, or the
-cells of the layer that they touch, to zero. They do not depend on the lag. Without backgrounds,
+cells of the layer that they touch, to zero. They explain the output at row t, for the action that
+was recorded there, and do not depend on the lag. Without backgrounds,
 zero is the colour of the game's empty squares, so occlusion of pixels nearly removes the object. A
 fifth prediction depends on the lag, but on no model of the environment: the *repeated frame* is
-shown to the agent k + 1 times, with and without occlusion of the object's pixels.
+shown to the agent k + 1 times, with and without occlusion of the object's pixels; the output is
+that for the action recorded at row t + k.
 
 *Through the simulator*, the output is read in the simulated step of row t + k. The simulation
 starts from the initial frames, which end at row t, in the world that the game renders around row t,
 with the agent's recorded hidden state before row t, and follows the recorded actions, like the game
-in which effects are measured. A world holds objects as squares, apart from the frames. So a
+in which effects are measured. Nothing else is taken from later rows. The world comes from the level
+state of row t: it holds what lies around the view, and the places and velocities of objects, which
+the agent alone does not see. A world holds objects as squares, apart from the frames. So a
 gradient with respect to the initial frames passes through the encoder alone and misses what the
 simulator knows about an object from its square. The methods are therefore:
 
@@ -65,7 +69,7 @@ SIMULATOR_METHODS = (
     "simulator: gradient", "simulator: gradient x input", "simulator: gradient x removal",
     "simulator: finite difference (frames)", "simulator: finite difference",
     "simulator: saliency", "simulator: saliency x image")
-FRAMES_DIFFERENCE = SIMULATOR_METHODS[3]  # equals the next method without worlds
+FRAMES_DIFFERENCE, DIFFERENCE = SIMULATOR_METHODS[3:5]  # equal without worlds
 REPEATED = "pixels: occlusion, frame repeated"
 _MARGIN = 6  # squares beyond the view in which an object's squares are removed
 NODES = 16  # nodes of integrated gradients

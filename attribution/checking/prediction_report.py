@@ -13,11 +13,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from agents.outputs import TAKEN, VALUE
-from attribution.checking.effect_predictions import PIXELS, SIMULATOR_METHODS
+from attribution.checking.effect_predictions import (
+    DIFFERENCE,
+    FRAMES_DIFFERENCE,
+    PIXELS,
+    REPEATED,
+    SIMULATOR_METHODS,
+)
 from attribution.checking.object_effects import DIRECT, MIN_PIXELS, TOTAL
 from attribution.checking.prediction_scores import (
     ALL,
-    BASELINES,
+    CARRIED,
+    CONSTANT,
     MEASURES,
     MIN_EFFECT,
     MIN_OBJECTS,
@@ -25,14 +32,21 @@ from attribution.checking.prediction_scores import (
     SAME_PLACE,
     Effects,
 )
-from common.palette import COLOURS, DARK_GREY, VERMILION
+from common.palette import BLUE, DARK_GREY, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION
 from common.tables import markdown_escaped, markdown_table
 from stats.bootstrap import ClusterBootstrap
-from stats.report import bold
+from stats.report import bold, format_interval
 from stats.significance import LEVEL
 
 LABELS = {VALUE: "value", TAKEN: "log-probability of the recorded action"}
-_TITLES = {"sign": "Share of correct signs", "auc": "AUC", "rank": "Rank correlation"}
+_TITLES = {"sign": "share of correct signs", "auc": "AUC", "rank": "rank correlation"}
+# Predictors of the short version and of the figure, with their colours.
+HEADLINE = {
+    f"{PIXELS}: integrated gradients": PURPLE, REPEATED: SKY_BLUE,
+    "simulator: gradient x input": GREEN, "simulator: gradient x removal": BLUE,
+    FRAMES_DIFFERENCE: ORANGE, DIFFERENCE: VERMILION, CONSTANT: DARK_GREY, CARRIED: DARK_GREY}
+_LINES = {CONSTANT: "--", CARRIED: ":"}
+REFERENCES = (REPEATED, CARRIED)  # with which the short version compares the simulator
 _RANDOMISED_LAGS = (0, 4)  # shown in the report
 _SUBSETS = {(TOTAL, ALL): "total effect", (DIRECT, ALL): "direct effect",
             (TOTAL, SAME_PLACE): f"total effect, player within {NEAR} squares of its place"}
@@ -75,50 +89,64 @@ def randomisation_table(data: Effects, randomised: np.ndarray, seed: int) -> pd.
 
 
 def report(description: str, tables: Mapping[str, pd.DataFrame], outputs: Sequence[str]) -> str:
-    """Format the report as Markdown.
+    """Format the report as Markdown, beginning with a short version.
 
     Args:
         description: sentences that describe pairs, agent and simulator.
         tables: the tables ``pairs``, ``scores``, ``differences`` and ``randomisation``.
         outputs: names of the outputs.
     """
-    scores, differences = tables["scores"], tables["differences"]
+    scores, differences, pairs = tables["scores"], tables["differences"], tables["pairs"]
     lines = [
         "# Which map predicts the game?", "", markdown_escaped(description), "",
-        "A pair is a recorded frame and an object in view (walls and the player apart). An effect "
-        "is the change of an output, some steps (the lag) after the frame, if the object is "
-        "removed. *Total effect*: the object is removed from the real game for good; recorded "
-        "actions and random numbers stay the same. *Direct effect*: the recorded frames are "
-        "rendered without the object, and the game stays as recorded. A prediction from a map is "
-        "minus its sum over the object's pixels; maps are not smoothed. Baselines: *constant sign "
-        "per kind*, the mean sign of the kind's effects in the other half of the levels; *lag 0 "
-        "carried forward*, the effect that the real game shows at lag 0. Ranges in brackets: "
-        "95 %, bootstrap over levels. Objects that show fewer than "
-        f"{MIN_PIXELS} pixels are left out, and pairs whose effect is at most {MIN_EFFECT:g} count "
-        "in no score.", "",
-        "## Pairs that are left", "", "Pairs (levels) until either episode ends.", ""]
+        "A pair is a recorded frame and an object in view (walls and the player apart). The object "
+        "is removed from the real game for good; recorded actions and random numbers stay the "
+        "same. Its effect is the change of an output of the agent some steps (the lag) after the "
+        "frame. The tables show the share of pairs whose effect has the predicted sign, with 95 % "
+        "intervals (bootstrap over levels). By chance, it is 0.5.", ""]
+    for output in outputs:
+        part = _chosen(scores, (TOTAL, ALL), output, ALL)
+        part = part[part["predictor"].isin(HEADLINE)]
+        lines += [f"## {_label(output)}: short version", "", *_by_lag(part, "sign"),
+                  *_differences(_chosen(differences, (TOTAL, ALL), output, ALL))]
+    lines += [
+        "## What is compared?", "",
+        "- *agent alone*: maps of the agent at the frame, without an environment. They explain the "
+        "output at the frame, for the action recorded there; only *frame repeated* reads the "
+        "output, and the recorded action, at the lag. A prediction from a map is minus its sum "
+        "over the object's pixels; maps are not smoothed.",
+        "- *simulator*: the simulation starts from the recorded frames, the agent's recorded "
+        "hidden state and, if the simulator has worlds, the game's level state at the frame, which "
+        "includes objects out of view. From then on it sees nothing but the recorded actions. "
+        "*Finite difference (frames)* removes the object from the initial frames alone; *finite "
+        "difference* also removes it from the world.",
+        "- *constant sign per kind*: the mean sign of the kind's effects in the other half of the "
+        "levels. *Lag 0 carried forward*: the effect that the real game shows at lag 0.",
+        "- *total effect*: as above. *Direct effect*: the recorded frames are rendered without the "
+        "object, and the game stays as recorded.", "",
+        "## Pairs", "",
+        f"Objects that show fewer than {MIN_PIXELS} pixels are left out. Pairs remain until either "
+        f"episode ends. Effects of at most {MIN_EFFECT:g} have no sign; these pairs count in no "
+        "score. A prediction of zero counts as half right.", ""]
     for key, title in _SUBSETS.items():
-        lines += [f"{title.capitalize()}:", "", *_counts(_chosen(tables["pairs"], key))]
+        part = _chosen(pairs, key)
+        lines += [f"{title.capitalize()}:", "",
+                  *_counts(part if key == (TOTAL, ALL) else part[part["kind"] == ALL], outputs)]
     for output in outputs:
         for key, title in _SUBSETS.items():
-            part = _chosen(scores, key, output, ALL)
-            if part.empty:
-                continue
-            lines += [f"## {_label(output)}: {title}", ""]
-            for measure in MEASURES:
-                lines += [f"{_TITLES[measure]}, all kinds:", "", *_by_lag(part, measure)]
-            if key == (TOTAL, ALL):
-                lines += [
-                    "Differences of shares of correct signs, all kinds, between the simulator and "
-                    "the agent alone or a baseline. Bold: p <= 0.05 after Holm's correction over "
-                    "all rows of differences.csv with this effect, output and measure.", "",
-                    *_differences(_chosen(differences, key, output, ALL))]
+            part, measures = _chosen(scores, key, output, ALL), MEASURES
+            if key != (TOTAL, ALL):
+                part, measures = part[part["predictor"].isin(HEADLINE)], MEASURES[:1]
+            for measure in measures if len(part) else ():
+                lines += [f"## {_label(output)}: {title}, {_TITLES[measure]}", "",
+                          *_by_lag(part, measure)]
     lines += [f"## By kind of object (at least {MIN_OBJECTS} pairs)", ""]
     for output in outputs:
         for kind in dict.fromkeys(scores["kind"]):
             part = _chosen(scores, (TOTAL, ALL), output, kind)
+            part = part[part["predictor"].isin(HEADLINE)]
             if kind != ALL and len(part):
-                lines += [f"{_label(output)}, {kind}, total effect, share of correct signs:",
+                lines += [f"{_label(output)}, {kind}, total effect, {_TITLES['sign']}:",
                           "", *_by_lag(part, "sign")]
     lines += ["## Random weights", "",
               "The same predictions by agents whose weights are all drawn again (Adebayo et al. "
@@ -128,9 +156,9 @@ def report(description: str, tables: Mapping[str, pd.DataFrame], outputs: Sequen
     return "\n".join(lines)
 
 
-def _label(output: str) -> str:
+def _label(output: str, at_start: bool = True) -> str:
     label = LABELS.get(output, output)
-    return label[:1].upper() + label[1:]
+    return label[:1].upper() + label[1:] if at_start else label
 
 
 def _chosen(table: pd.DataFrame, key: tuple[str, str], output: str | None = None,
@@ -143,87 +171,88 @@ def _chosen(table: pd.DataFrame, key: tuple[str, str], output: str | None = None
     return table[rows]
 
 
-def _counts(table: pd.DataFrame) -> list[str]:
+def _counts(table: pd.DataFrame, outputs: Sequence[str]) -> list[str]:
+    """Format the numbers of pairs and levels of each kind, and those of pairs without an effect."""
     lags = sorted(table["lag"].unique())
-    rows = [[kind, *(f"{row.pairs} ({row.levels})" for row in part.sort_values("lag").itertuples())]
+    rows = [[f"{kind}: pairs (levels)", *(f"{row.pairs} ({row.levels})"
+                                          for row in part.sort_values("lag").itertuples())]
             for kind, part in table.groupby("kind", sort=False)]
-    return markdown_table(["kind", *(f"lag {lag}" for lag in lags)], rows)
+    every = table[table["kind"] == ALL].sort_values("lag")
+    for output in outputs:
+        rows.append([f"{ALL}: no effect on the {_label(output, False)}",
+                     *map(str, every[f"no_effect_{output}"])])
+        rows.append([f"{ALL}: direct effect on the {_label(output, False)} equals the total one",
+                     *map(str, every[f"as_direct_{output}"])])
+    return markdown_table(["", *(f"lag {lag}" for lag in lags)], rows)
 
 
 def _by_lag(table: pd.DataFrame, measure: str) -> list[str]:
     """Format a measure of each predictor at each lag."""
     lags, rows = sorted(table["lag"].unique()), []
     for name, part in table.groupby("predictor", sort=False):
-        cells = {row["lag"]: f"{row[measure]:.2f} ({row[f'{measure}_low_95']:.2f} to "
-                             f"{row[f'{measure}_high_95']:.2f})"
+        cells = {row["lag"]: format_interval(row[measure], row[f"{measure}_low_95"],
+                                             row[f"{measure}_high_95"], ".2f")
                  for row in part.to_dict("records") if np.isfinite(row[measure])}
         rows.append([str(name), *(cells.get(lag, "–") for lag in lags)])
     return markdown_table(["predictor", *(f"lag {lag}" for lag in lags)], rows)
 
 
 def _differences(table: pd.DataFrame) -> list[str]:
-    """Format how the shares of correct signs of the simulator's methods differ from others."""
-    part = table[(table["measure"] == "sign") & table["predictor"].isin(SIMULATOR_METHODS)
-                 & (table["reference"].str.startswith(PIXELS)
-                    | table["reference"].isin(BASELINES))]
+    """Format how the simulator's shares of correct signs differ from those of REFERENCES."""
+    part = table[(table["measure"] == "sign") & table["reference"].isin(REFERENCES)
+                 & table["predictor"].isin(SIMULATOR_METHODS) & table["predictor"].isin(HEADLINE)]
     lags, rows = sorted(part["lag"].unique()), []
     for (name, other), differences in part.groupby(["predictor", "reference"], sort=False):
         cells = {row.lag: bold(f"{row.difference:+.2f} ({row.low_95:+.2f} to {row.high_95:+.2f})",
                                row.p_holm <= LEVEL) for row in differences.itertuples()}
         rows.append([name, other, *(cells.get(lag, "–") for lag in lags)])
-    return markdown_table(["predictor", "compared with", *(f"lag {lag}" for lag in lags)], rows)
+    if not rows:
+        return []
+    return ["Differences. Bold: p <= 0.05 after Holm's correction over all comparisons of this "
+            "output at all lags (differences.csv).", "",
+            *markdown_table(["", "compared with", *(f"lag {lag}" for lag in lags)], rows)]
 
 
 def _randomised(table: pd.DataFrame) -> list[str]:
-    table = table[table["lag"].isin(_RANDOMISED_LAGS)]
+    table = table[table["lag"].isin(_RANDOMISED_LAGS) & table["predictor"].isin(HEADLINE)]
     if table.empty:
         return ["Not computed.", ""]
     return markdown_table(
         ["predictor", "output", "lag", "pairs", "same sign", "correct signs, random weights",
          "correct signs, the agent's weights"],
         [[row.predictor, row.output, str(row.lag), str(row.pairs), f"{row.same_sign:.2f}",
-          f"{row.sign_random:.2f} ({row.low_95:.2f} to {row.high_95:.2f})", f"{row.sign:.2f}"]
+          format_interval(row.sign_random, row.low_95, row.high_95, ".2f"), f"{row.sign:.2f}"]
          for row in table.itertuples()])
 
 
-def plot(scores: pd.DataFrame, outputs: Sequence[str], alone: Sequence[str]) -> Figure:
-    """Plot the share of correct signs over the lag, for all kinds together.
+def plot(scores: pd.DataFrame, outputs: Sequence[str]) -> Figure:
+    """Plot the shares of correct signs of the HEADLINE predictors over the lag, all kinds together.
 
     Args:
         scores: the table ``scores``.
-        outputs: names of the outputs, one row of panels each.
-        alone: names of the predictors of the agent alone.
+        outputs: names of the outputs, one panel each.
     """
-    groups = {
-        "agent alone: pixels": [name for name in alone if name.startswith(PIXELS)],
-        "agent alone: layers": [name for name in alone if not name.startswith(PIXELS)],
-        "simulator: gradients": [name for name in SIMULATOR_METHODS if "difference" not in name],
-        "simulator: finite differences": [name for name in SIMULATOR_METHODS
-                                          if "difference" in name]}
-    figure = Figure(figsize=(17, 4.2 * len(outputs) + 1.2), layout="constrained")
-    grid = figure.subplots(len(outputs), len(groups), squeeze=False, sharey=True)
-    colours = [VERMILION, *(colour for colour in COLOURS if colour != VERMILION)]
-    for axes_of, output in zip(grid, outputs):
+    figure = Figure(figsize=(4.6 * len(outputs) + 0.8, 5.6), layout="constrained")
+    (row,) = figure.subplots(1, len(outputs), squeeze=False, sharey=True)
+    for axes, output in zip(row, outputs):
         table = _chosen(scores, (TOTAL, ALL), output, ALL)
         lags = sorted(table["lag"].unique())
-        for axes, (title, names) in zip(axes_of, groups.items()):
-            axes.axhline(0.5, color=DARK_GREY, linewidth=0.8)
-            drawn = [(name, line, DARK_GREY) for name, line in zip(BASELINES, ("--", ":"))]
-            drawn += [(name, "-", colour) for name, colour in zip(names, colours)]
-            for number, (name, line, colour) in enumerate(drawn):
-                part = table[table["predictor"] == name].sort_values("lag")
-                places = np.array([lags.index(lag) for lag in part["lag"]])
-                axes.errorbar(
-                    places + 0.07 * (number - (len(drawn) - 1) / 2), part["sign"], fmt="o" + line,
-                    color=colour, markersize=4, linewidth=1.2, elinewidth=0.8,
-                    label=name.partition(": ")[2] or name,
-                    yerr=np.abs(part[["sign_low_95", "sign_high_95"]].to_numpy().T
-                                - part["sign"].to_numpy()))
-            axes.set_xticks(range(len(lags)), map(str, lags))
-            axes.set_title(f"{LABELS.get(output, output)}\n{title}", fontsize=10)
-            axes.grid(axis="y", alpha=0.3)
-        axes_of[0].set_ylabel("share of correct signs (total effect)")
-    for axes in grid[-1]:
+        axes.axhline(0.5, color=DARK_GREY, linewidth=0.8)
+        for number, (name, colour) in enumerate(HEADLINE.items()):
+            part = table[table["predictor"] == name].sort_values("lag")
+            places = np.array([lags.index(lag) for lag in part["lag"]])
+            axes.errorbar(
+                places + 0.08 * (number - (len(HEADLINE) - 1) / 2), part["sign"],
+                fmt="o" + _LINES.get(name, "-"), color=colour, markersize=4, linewidth=1.2,
+                elinewidth=0.8,
+                label=name.replace(" x ", " × ").replace(PIXELS, "agent alone"),
+                yerr=np.abs(part[["sign_low_95", "sign_high_95"]].to_numpy().T
+                            - part["sign"].to_numpy()))
+        axes.set_xticks(range(len(lags)), map(str, lags))
+        axes.set_title(_label(output), fontsize=11)
         axes.set_xlabel("lag (steps after the frame)")
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+        axes.grid(axis="y", alpha=0.3)
+    row[0].set_ylabel("share of correct signs (total effect)")
+    figure.legend(*row[0].get_legend_handles_labels(), loc="outside lower center", ncols=2,
+                  fontsize=9, frameon=False)
     return figure

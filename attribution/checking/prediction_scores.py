@@ -130,19 +130,24 @@ def pair_counts(data: Effects) -> pd.DataFrame:
     """Count the pairs that are left at each lag.
 
     Returns:
-        Table with columns ``effect``, ``subset``, ``kind``, ``lag``, ``pairs``, ``levels`` and
-        ``no_effect_<output>``, the number of pairs whose effect is at most MIN_EFFECT.
+        Table with columns ``effect``, ``subset``, ``kind``, ``lag``, ``pairs``, ``levels``;
+        ``no_effect_<output>``, the number of pairs whose effect is at most MIN_EFFECT; and
+        ``as_direct_<output>``, the number of pairs whose total and direct effects differ by at most
+        MIN_EFFECT.
     """
     rows = []
+    with np.errstate(invalid="ignore"):
+        as_direct = np.abs(data.effects[0] - data.effects[1]) <= MIN_EFFECT  # (J, L, N)
     for effect, subset, mask in subsets(data):
         for kind in (ALL, *np.unique(data.kinds).tolist()):
             for place, lag in enumerate(data.lags):
                 chosen = mask[place] & ((data.kinds == kind) | (kind == ALL))
                 small = np.abs(data.effects[EFFECTS.index(effect)][:, place, chosen]) <= MIN_EFFECT
                 rows.append((effect, subset, kind, lag, chosen.sum(),
-                             len(np.unique(data.levels[chosen])), *small.sum(axis=1)))
+                             len(np.unique(data.levels[chosen])), *small.sum(axis=1),
+                             *as_direct[:, place, chosen].sum(axis=1)))
     return pd.DataFrame(rows, columns=["effect", "subset", "kind", "lag", "pairs", "levels", *(
-        f"no_effect_{name}" for name in data.outputs)])
+        f"{name}_{output}" for name in ("no_effect", "as_direct") for output in data.outputs)])
 
 
 def score_predictions(data: Effects, comparisons: Sequence[tuple[str, str]], seed: int
