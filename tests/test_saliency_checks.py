@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, bytes_of_files, killed_at
+from conftest import FLOAT32, ROOT, bytes_of_files, killed_at, record_worlds
 
 from agents.acting import run_policy
 from agents.agent_file import load_agent
@@ -187,13 +187,13 @@ def test_removed_objects_no_longer_block_the_way(box_agent, box_run):
 # An agent for which the answer is known: its value falls with the number of visible boxes.
 
 @pytest.fixture(scope="module")
-def box_scene(box_agent, box_run, worlds_recording):
+def box_scene(box_agent, box_run, tmp_path_factory):
     """Pairs of the agent that sees boxes alone, and a simulator that draws its worlds."""
     agent = load_agent(box_agent).requires_grad_(False)
     recording = Recording(box_run / "data", agent, box_agent)
     pairs = [pair for episode in list(recording.lengths)[:10]
              for pair in choose_pairs(recording, episode, KINDS, INITIAL, 2, 0)]
-    images, _ = fit_worlds(RolloutFolder(worlds_recording / "data"), range(6), 39)
+    images, _ = fit_worlds(record_worlds(tmp_path_factory.mktemp("worlds"), 6, 8), range(6), 39)
     torch.manual_seed(0)
     simulator = Simulator(dataclasses.replace(
         ParameterSet("tiny-spatial").get(SimulatorConfig), pixels_per_square=64 / 13,
