@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from agents.episodes import read_evaluation
 from agents.outputs import VALUE
 from attribution.checking.agent_checks import CHECK_FILES
 from attribution.checking.deletion import RANDOM
 from attribution.checking.object_scores import OBJECT_FILES, read_names
 from common.errors import UserError
-from common.files import read_description
 from common.results import ResultStore
 from stats.claims import Finding
 from stats.series import correlation_findings, series_of, series_schema, with_correlations
@@ -68,7 +68,7 @@ def _measures(folder: Path) -> Iterator[tuple]:
             raise UserError(f"{objects.path}: a feature of the layer '{layer}' has no object "
                             "score; record more episodes")
         yield (*agent, f"{SCORE}, {layer}", names["score"], names["score_low_95"],
-               names["score_high_95"], objects.settings()["num_observations"])
+               names["score_high_95"], objects.settings("num_observations")["num_observations"])
         # The number of unique detectors of Bau et al. (2017), "Network Dissection".
         kinds = {feature["name"] for feature in names["features"]} - {None}
         yield *agent, f"{KINDS}, {layer}", len(kinds), np.nan, np.nan, len(names["features"])
@@ -78,15 +78,14 @@ def _measures(folder: Path) -> Iterator[tuple]:
         for check in table[(table["kind"] == "deletion") & (table["other"] == RANDOM)
                            & (table["output"] == VALUE)].itertuples():
             yield (*agent, f"{DELETION}, {check.layer}", check.better, check.low_95,
-                   check.high_95, checks.settings()["num_frames"])
+                   check.high_95, checks.settings("num_frames")["num_frames"])
 
 
 def _evaluation(path: Path) -> dict:
     """Read a file of ``evaluate.py --output``."""
-    result = read_description(path)
-    if not {"success_rate", "success_interval", "num_episodes", "env"} <= result.keys():
-        raise UserError(f"{path} is missing or incomplete; write it with evaluate.py --output")
-    return result
+    if result := read_evaluation(path, {"env": {"num_levels": int}}):
+        return result
+    raise UserError(f"{path} is missing; write it with evaluate.py --output")
 
 
 def newcombe_difference(first: tuple[float, float, float], second: tuple[float, float, float]

@@ -10,6 +10,8 @@ for categorical data"; Eijkelboom et al. 2024, "Variational flow matching"). It 
 mask: any squares can be given, and the network generates the others.
 
 ``StartPrior`` generates a start vector of the spatial architecture, given the view of the world.
+With a static camera, the player can be anywhere in the view, so ``PlayerPrior`` draws its square
+first.
 
 Letters in shape comments: B batch, n squares per side, K classes, E embedding of a class, V start
 vector, W channels.
@@ -31,10 +33,13 @@ from generative.config import GRID
 from generative.prior_networks import (
     EMBEDDING,
     NUM_GLOBALS,
+    PLAYER_CHANNELS,
+    PlayerPrior,
     PriorNoise,
     StartPrior,
     ViewPrior,
     WorldPrior,
+    with_player,
 )
 from generative.sprites import AFTER_TURN, CLOCK_PERIOD
 from generative.squares import World
@@ -42,7 +47,7 @@ from generative.squares import World
 _BLOCK = 13  # squares per side of the blocks in which noise is drawn
 _MARGIN = 8.0  # pixels between view and edge at which a world moves on
 _WORLD_STEPS, _VIEW_WORLD_STEPS = 8, 32
-_START_STEPS, _VIEW_START_STEPS = 4, 8
+_START_STEPS = 4
 _MANY_LOOKS = 2520  # divisible by the number of looks of any object, up to 10
 _TURNS = (0.47, 0.78, 0.94)  # shares of recorded enemies with at most 0, 1 and 2 turns
 
@@ -57,9 +62,7 @@ class Prior(nn.Module):
         channels: V / 64.
         view_channels: number of coefficients of a cell of the view.
         start_width: channels of ``StartPrior``.
-        is_view: whether worlds are the view of a static camera. They and starts are then generated
-            with more steps. Most steps of starts are early, when the place of the player is
-            decided.
+        is_view: whether worlds are the view of a static camera; see ``ViewPrior``.
     """
 
     trained: Tensor
@@ -72,14 +75,14 @@ class Prior(nn.Module):
         self.channels = channels
         kind = ViewPrior if is_view else WorldPrior
         self.worlds = kind(num_squares, num_classes, widths)
-        self.starts = StartPrior(channels, view_channels, start_width)
+        self.player = PlayerPrior(num_squares, num_classes) if is_view else None
+        self.starts = StartPrior(channels, view_channels + PLAYER_CHANNELS * is_view, start_width)
         self.register_buffer("trained", torch.zeros(()))
         world_steps = _VIEW_WORLD_STEPS if is_view else _WORLD_STEPS
         self.register_buffer("world_times", torch.arange(world_steps) / world_steps,
                              persistent=False)
-        start_times = ((torch.arange(_VIEW_START_STEPS) / _VIEW_START_STEPS).square() if is_view
-                       else torch.arange(_START_STEPS) / _START_STEPS)
-        self.register_buffer("start_times", start_times, persistent=False)
+        self.register_buffer("start_times", torch.arange(_START_STEPS) / _START_STEPS,
+                             persistent=False)
 
     @property
     def is_trained(self) -> bool:
@@ -99,6 +102,19 @@ class Prior(nn.Module):
                            torch.randn(self.channels, GRID, GRID, generator=generator)))
         camera, vector = (torch.stack(part).to(self.trained.device) for part in zip(*others))
         return PriorNoise(squares, camera, vector, places)
+
+    def vectors(self, noise: PriorNoise, world: World, view: Tensor, camera: Tensor) -> Tensor:
+        """Generate start vectors (B, V) within worlds.
+
+        Args:
+            world: worlds with class probabilities.
+            view: coefficients of their views (B, view_channels, 8, 8).
+            camera: phase and velocity (B, NUM_GLOBALS).
+        """
+        if self.player is not None:
+            square = self.player.sample(world.squares, noise.places)
+            view = with_player(view, square, self.worlds.num_squares)
+        return self.starts.sample(noise.vector, view, camera, self.start_times)
 
     def objects(self, noise: PriorNoise, seeds: Tensor) -> dict[str, Tensor]:
         """Return the fields of ``World`` that describe its objects apart from their squares."""

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from generative.prior_networks import StartPrior, WorldPrior
+from generative.prior_networks import PlayerPrior, StartPrior, WorldPrior
 
 VIEW_SQUARES = 13  # squares per side of a view
 _TIME_SHIFT = 0.0  # mean of the logit of the time
-_START_TIME, _VIEW_START_TIME = (0.0, 1.0), (-1.2, 1.4)  # mean and deviation of its logit
 _GLOBALS_WEIGHT = 0.5
 _LEAST_LEFT = 0.1  # least remaining time by which errors of start vectors are divided
 # Shares of the kinds of mask; the rest has no given squares.
@@ -123,22 +122,29 @@ def world_loss(prior: WorldPrior, squares: Tensor, camera: Tensor, generator: to
 
 
 def start_loss(prior: StartPrior, codes: Tensor, view: Tensor, camera: Tensor,
-               generator: torch.Generator, is_view: bool = False) -> Tensor:
+               generator: torch.Generator) -> Tensor:
     """Compute the flow-matching loss () of a start prior at random times.
 
     Args:
         codes: standardised codes (B, V / 64, 8, 8).
         view, camera: see ``StartPrior.forward``.
         generator: source of the random numbers, on the same device.
-        is_view: whether worlds are the view of a static camera. Times are then earlier, because the
-            place of the player, which is anywhere, is decided early.
     """
     device = codes.device
     noise = torch.randn(codes.shape, device=device, generator=generator)
-    mean, deviation = _VIEW_START_TIME if is_view else _START_TIME
-    time = torch.sigmoid(mean + deviation * torch.randn(len(codes), device=device,
-                                                        generator=generator))
+    time = torch.sigmoid(torch.randn(len(codes), device=device, generator=generator))
     share = time[:, None, None, None]
     predicted = prior(noise + share * (codes - noise), view, camera, time)
     left = (1 - share).clamp(min=_LEAST_LEFT)
     return ((predicted - codes) / left).square().mean()
+
+
+def player_loss(prior: PlayerPrior, squares: Tensor, players: Tensor) -> Tensor:
+    """Compute the mean cross-entropy () of the player's square.
+
+    Args:
+        squares: classes, integers (B, n, n).
+        players: numbers of the squares, int64 (B,).
+    """
+    classes = functional.one_hot(squares.long(), prior.num_classes).float()
+    return functional.cross_entropy(prior(classes), players)

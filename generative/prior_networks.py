@@ -25,6 +25,10 @@ _STRONGEST = 30.0  # largest weight of the evidence, at which squares are nearly
 _SHARPNESS = 8.0  # factor of the logits in the last step, so that squares are nearly certain
 _VIEW_BLOCKS = 6
 _RIVALS = 10.0  # factor of their weight, which is learned faster than others
+_PLAYER_WIDTH = 32
+_SMALLEST = 1e-12  # smallest uniform random number
+_MARKS = 4  # marks of the player's square per side of a cell of the view
+PLAYER_CHANNELS = _MARKS ** 2
 _MOST_CERTAIN = 1 - 1e-6  # largest share of one square in the odds of all, for rounding
 
 
@@ -36,7 +40,8 @@ class PriorNoise:
         squares: noise of the squares (B, E, n, n).
         globals: noise of phase and velocity (B, NUM_GLOBALS).
         vector: noise of the start vector (B, V / 64, 8, 8).
-        places: noise of the places of moving objects within their squares (B, n, n).
+        places: noise of the places of moving objects within their squares; if the camera is static,
+            of the player's square (B, n, n).
     """
 
     squares: Tensor
@@ -303,12 +308,59 @@ def _log_odds(logits: Tensor) -> Tensor:
     return (logits - others).clamp(-_STRONGEST, _STRONGEST)
 
 
+class PlayerPrior(nn.Module):
+    """Probabilities of the player's square, given the squares of the view of a static camera.
+
+    Args:
+        num_squares: n.
+        num_classes: K.
+    """
+
+    def __init__(self, num_squares: int, num_classes: int):
+        super().__init__()
+        self.num_classes = num_classes
+        self.place = nn.Parameter(torch.zeros(num_squares, num_squares))
+        self.layers = nn.Sequential(
+            nn.Conv2d(num_classes, _PLAYER_WIDTH, 3, padding=1), nn.SiLU(),
+            nn.Conv2d(_PLAYER_WIDTH, _PLAYER_WIDTH, 3, padding=1), nn.SiLU(),
+            nn.Conv2d(_PLAYER_WIDTH, 1, 1))
+
+    def forward(self, squares: Tensor) -> Tensor:
+        """Return the logits of all squares (B, n · n), given class probabilities (B, n, n, K)."""
+        logits = self.layers(squares.permute(0, 3, 1, 2))[:, 0]
+        return (logits.float() + self.place).flatten(1)
+
+    def sample(self, squares: Tensor, noise: Tensor) -> Tensor:
+        """Draw the player's square, as its number, int64 (B,).
+
+        Args:
+            squares: class probabilities (B, n, n, K).
+            noise: standard normal noise (B, n, n).
+        """
+        uniform = torch.special.ndtr(noise.double()).clamp(_SMALLEST, 1 - _SMALLEST).flatten(1)
+        return (self(squares) - (-uniform.log()).log()).argmax(dim=-1)
+
+
+def with_player(view: Tensor, square: Tensor, num_squares: int) -> Tensor:
+    """Append PLAYER_CHANNELS channels to the coefficients of a view (B, channels, 8, 8), which mark
+    the player's square.
+
+    Args:
+        square: number of the square, int64 (B,).
+        num_squares: n, squares per side of the view.
+    """
+    marks = functional.one_hot(square, num_squares ** 2).to(view).unflatten(1, (1, num_squares, -1))
+    marks = functional.interpolate(marks, size=GRID * _MARKS, mode="nearest-exact")
+    return torch.cat([view, functional.pixel_unshuffle(marks, _MARKS)], dim=1)
+
+
 class StartPrior(nn.Module):
     """Flow over start vectors, given the view of the world and the camera.
 
     Args:
         channels: V / 64, numbers per cell of a start vector.
-        view_channels: number of coefficients of a cell of the view.
+        view_channels: number of coefficients of a cell of the view; with a static camera, those
+            from ``with_player``.
         width: W.
     """
 

@@ -263,9 +263,7 @@ class Simulator(nn.Module):
         corner = world_corner(camera[:, :PHASE_DIM], probabilities.shape[1],
                               squares.pixels_per_square)
         world = World.of(probabilities, corner, seeds=seeds, **prior.objects(noise, seeds))
-        vectors = prior.starts.sample(noise.vector, self.scenery(world).first, camera,
-                                      prior.start_times)
-        return vectors, world
+        return prior.vectors(noise, world, self.scenery(world).first, camera), world
 
     def scenery(self, world: World) -> Scenery:
         """Draw worlds, and compute the coefficients of the views at the start."""

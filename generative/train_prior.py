@@ -10,6 +10,7 @@ from the checkpoint next to ``--output``.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from agents.agent_file import adam_moments
 from common.cli import (
     Parser,
     add_compute_flags,
@@ -29,6 +31,7 @@ from common.cli import (
     seed,
     set_up_logging,
 )
+from common.config import check_entries
 from common.cuda_graph import GraphedFunction
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
@@ -40,8 +43,8 @@ from generative.camera import FASTEST
 from generative.config import GRID
 from generative.dataset import RecordedWorlds, RolloutDataset
 from generative.prior import static_globals
-from generative.prior_losses import start_loss, world_loss
-from generative.prior_networks import NUM_GLOBALS
+from generative.prior_losses import player_loss, start_loss, world_loss
+from generative.prior_networks import NUM_GLOBALS, with_player
 from generative.published import save_published
 from generative.runs import check_export, copy_settings, open_simulator, run_of
 from generative.simulator import Simulator
@@ -101,30 +104,62 @@ def _true_camera(batch: AlignedBatch, pixels_per_square: float | None) -> Tensor
     return torch.cat([true_phase(batch), moved * moved.new_tensor([1, -1])], dim=-1)
 
 
+def player_squares(positions: Tensor, num_squares: int) -> Tensor:
+    """Return the numbers of the player's squares in the view of a static camera, int64 (B,).
+
+    Args:
+        positions: positions in squares, x to the right and y up (B, 2).
+        num_squares: n.
+    """
+    right, up = positions.floor().long().clamp(0, num_squares - 1).unbind(dim=-1)
+    return (num_squares - 1 - up) * num_squares + right
+
+
+@dataclasses.dataclass
+class EncodedWorlds:
+    """Starts of N windows whose last initial frame has a world.
+
+    Attributes:
+        codes: standardised codes of the start vectors (N, V / 64, 8, 8).
+        views: coefficients of the views, see ``StartPrior`` (N, view_channels, 8, 8).
+        cameras: phase and velocity of the camera (N, NUM_GLOBALS).
+        squares: classes of the squares, uint8 (N, n, n).
+        players: number of the player's square in the view of a static camera, int64 (N,).
+    """
+
+    codes: Tensor
+    views: Tensor
+    cameras: Tensor
+    squares: Tensor
+    players: Tensor
+
+
 @torch.no_grad()
 def encoded_worlds(simulator: Simulator, compute: Compute, dataset: RolloutDataset
-                   ) -> tuple[Tensor, Tensor, Tensor]:
-    """Encode all windows whose last initial frame has a world.
-
-    Returns:
-        Standardised codes, after the prior's mean and scale have been set to theirs
-        (N, V / 64, 8, 8); coefficients of the views of the worlds (N, patch_components, 8, 8); and
-        phase and velocity of the camera (N, NUM_GLOBALS).
-    """
-    config, prior, squares = simulator.config, simulator.prior.starts, simulator.squares
+                   ) -> EncodedWorlds:
+    """Encode all windows whose last initial frame has a world, and set the mean and scale of the
+    prior to those of their codes."""
+    config, prior, squares = simulator.config, simulator.prior, simulator.squares
     assert squares is not None
-    vectors, views, cameras = [], [], []
+    parts = []
     for numbers in in_batches(dataset.windows_with_worlds, _AT_A_TIME):
         batch = align(dataset.batch(numbers).to(compute.device), config)
         assert batch.world is not None and batch.positions is not None
         with compute.autocast():
-            vectors.append(simulator.encode(batch.initial_images).float())
-            views.append(simulator.basis.coefficients(squares.first_views(batch.world)).float())
-        cameras.append(_true_camera(batch, config.pixels_per_square))
-    codes = torch.cat(vectors).unflatten(1, (GRID, GRID, -1)).permute(0, 3, 1, 2)
-    prior.mean.copy_(codes.mean(dim=0))
-    prior.scale.copy_((codes - prior.mean).square().mean(dim=(0, 2, 3)).sqrt()[:, None, None])
-    return (codes - prior.mean) / prior.scale, torch.cat(views), torch.cat(cameras)
+            vectors = simulator.encode(batch.initial_images).float()
+            view = simulator.basis.coefficients(squares.first_views(batch.world)).float()
+        player = torch.zeros(len(vectors), dtype=torch.int64, device=view.device)
+        if prior.player is not None:
+            player = player_squares(batch.positions[1], prior.worlds.num_squares)
+            view = with_player(view, player, prior.worlds.num_squares)
+        parts.append((vectors, view, _true_camera(batch, config.pixels_per_square),
+                      batch.world.squares.byte(), player))
+    vectors, *others = map(torch.cat, zip(*parts))
+    codes = vectors.unflatten(1, (GRID, GRID, -1)).permute(0, 3, 1, 2)
+    mean = codes.mean(dim=0)
+    prior.starts.mean.copy_(mean)
+    prior.starts.scale.copy_((codes - mean).square().mean(dim=(0, 2, 3)).sqrt()[:, None, None])
+    return EncodedWorlds(prior.starts.standardise(vectors), *others)
 
 
 class PriorTraining:
@@ -163,13 +198,28 @@ class PriorTraining:
                 "weights": [parameter.detach() for parameter in self.network.parameters()],
                 "optimizer": self._optimizer.state_dict()}
 
-    def load(self, state: dict) -> None:
-        """Restore the result of ``state``."""
-        self.batches, self._average = state["batches"], state["average"]
-        self._copy(state["weights"])
+    def load(self, state: object, where: str) -> None:
+        """Restore the result of ``state``.
+
+        Args:
+            where: name of the file in messages.
+
+        Raises:
+            UserError: if the state does not fit the network.
+        """
+        kinds = {"batches": int, "average": list, "weights": list, "optimizer": {"state": dict}}
+        entries = check_entries(state, kinds, where, kinds)
+        shapes = {str(number): parameter.shape
+                  for number, parameter in enumerate(self.network.parameters())}
+        for name in ("average", "weights"):
+            if [getattr(tensor, "shape", None) for tensor in entries[name]] != [*shapes.values()]:
+                raise UserError(f"{where}: '{name}' does not fit the network")
+        moments = adam_moments(entries["optimizer"], shapes, where)
+        self.batches, self._average = entries["batches"], entries["average"]
+        self._copy(entries["weights"])
         # The rest of the optimiser's state depends on the device.
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(),
-                                         "state": state["optimizer"]["state"]})
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": {
+            number: entry for number, entry in enumerate(moments) if entry is not None}})
 
     def train(self, save: Callable[[], None]) -> int:
         """Train until the end or a stop signal; the network then has the averaged weights.
@@ -248,8 +298,7 @@ def main(argv: list[str] | None = None) -> int:
     dataset.check_agent(args.agent_file, simulator.agent.policy)
     attach_worlds(args.output.parent / WORLDS_NAME, dataset, config.world_squares, squares)
     worlds = dataset.worlds
-    codes, views, cameras = (encoded_worlds(simulator, compute, dataset)
-                             if args.num_start_batches else [torch.empty(1)] * 3)
+    starts = encoded_worlds(simulator, compute, dataset) if args.num_start_batches else None
     learned = worlds_to_learn(worlds, config.pixels_per_square)
     known = torch.from_numpy(worlds.squares[learned]).to(compute.device)
     world_camera = world_cameras(worlds, config.pixels_per_square)[learned].to(compute.device)
@@ -261,21 +310,27 @@ def main(argv: list[str] | None = None) -> int:
             return squares + camera
 
     def loss_of_starts(rows: Tensor, generator: torch.Generator) -> Tensor:
+        assert starts is not None
         with compute.autocast():
-            return start_loss(prior.starts, codes[rows], views[rows], cameras[rows], generator,
-                              is_view=not config.pixels_per_square)
+            loss = start_loss(prior.starts, starts.codes[rows], starts.views[rows],
+                              starts.cameras[rows], generator)
+            if prior.player is not None:
+                loss = loss + player_loss(prior.player, starts.squares[rows], starts.players[rows])
+            return loss
 
     prior = simulator.prior
     trainings = {
         "worlds": PriorTraining(prior.worlds, loss_of_worlds, len(known), args.batch_size,
                                 args.num_world_batches, args.lr, args.seed),
-        "starts": PriorTraining(prior.starts, loss_of_starts, len(codes), args.batch_size,
-                                args.num_start_batches, args.lr, args.seed)}
+        "starts": PriorTraining(
+            nn.ModuleList(filter(None, [prior.starts, prior.player])), loss_of_starts,
+            len(starts.codes) if starts else 0, args.batch_size, args.num_start_batches, args.lr,
+            args.seed)}
     checkpoint = args.output.with_suffix(".training.pt")
     if checkpoint.exists():
         saved = load_tensors(checkpoint, "checkpoint of the prior")
         for name, training in trainings.items():
-            training.load(saved[name])
+            training.load(saved.get(name), f"{checkpoint}, '{name}'")
 
     def save() -> None:
         save_tensors(checkpoint, {name: training.state() for name, training in trainings.items()})

@@ -29,6 +29,7 @@ from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import save_json
 from common.game_constants import CHEESE, FRAME_SIZE, WALL
+from common.results import Entry, File, Json, ResultStore, Schema
 from common.video import strip
 from envs.level_state import LevelState
 from generative.batches import as_frames, in_batches
@@ -43,7 +44,8 @@ from generative.start_worlds import check_prior, world_seeds
 from generative.world_data import fit_worlds
 from stats.significance import share
 
-TABLE_NAME, FIGURE_NAME = "random_starts.json", "random_starts.png"
+STARTS = Schema("random starts of mazes", "python -m maze.random_starts", replaced=True, results={
+    "shares": Entry("random_starts.json", Json()), "figure": Entry("random_starts.png", File())})
 _MOUSE_BLUE = 150  # level of blue that only pixels of the mouse exceed
 _NEIGHBOURS = np.ones((3, 3), bool)
 _BATCH_SIZE = 50
@@ -237,6 +239,8 @@ def figure(simulator: Simulator, frames: np.ndarray, classes: np.ndarray, hidden
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    store = ResultStore(args.output_dir, STARTS)
+    store.check_replaceable()
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     simulator = open_simulator(args.model_file, args.agent_file, SimulatorConfig(), compute)
     if simulator.squares is None:
@@ -261,15 +265,16 @@ def main(argv: list[str] | None = None) -> None:
             **maze_properties(filled), "original": (filled == mazes.cells).all((1, 2)),
             "known_squares_kept": ((completions == mazes.classes) | hidden).all((1, 2))}),
         "independent completions": shares(maze_properties(marginal))}
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    save_json(args.output_dir / TABLE_NAME, {
-        "model_file": str(args.model_file), "data_dir": str(args.data_dir), "seed": args.seed,
-        "num_starts": args.num_starts, "num_mazes": len(mazes.classes),
-        "hidden_squares": args.hidden_squares, "shares": tables})
-    figure(simulator, frames, mazes.classes, hidden, completions).save(
-        args.output_dir / FIGURE_NAME)
+    settings = {"model_file": str(args.model_file), "data_dir": str(args.data_dir),
+                "seed": args.seed, "num_starts": args.num_starts, "num_mazes": len(mazes.classes),
+                "hidden_squares": args.hidden_squares}
+    shares_path, figure_path = map(store.file_of, STARTS.results)
+    with store.replace(settings) as temporary:
+        save_json(temporary / shares_path.name, {**settings, "shares": tables})
+        figure(simulator, frames, mazes.classes, hidden, completions).save(
+            temporary / figure_path.name)
     print(text_of(tables))
-    print(f"wrote {TABLE_NAME} and {FIGURE_NAME} to {args.output_dir}")
+    print(f"wrote {shares_path} and {figure_path.name} next to it")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from common.errors import UserError
 from common.files import read_description
 from common.schemas import SETTINGS_NAME as STORE_SETTINGS
 from common.schemas import Entry, File, Schema
+from common.video import RENDERING
 from generative.runs import EPISODES_NAME, PROGRESS_NAME
 from generative.saliency.files import SALIENCY
 from generative.sample_files import SAMPLES
@@ -67,8 +68,7 @@ _SCHEMAS: dict[str, Mapping[str, Schema]] = {
     "plot_training_csv": {  # next to the logs
         "agent/procgen/{}/{}/{}/": _named("plot.png", "plot_for_fig.png"),
         "simulator/results/{}/{}/": _named("plot.png")},
-    "render": {"": _named("rendering.json", "episode_{:0>5}_agent.mp4",
-                          "episode_{:0>5}_person.mp4", "episode_{:0>5}_strip.png")},
+    "render": {"": RENDERING},
     "record": {"data/": RECORDING},
     "record_gen_samples": {"": SAMPLES},
     "saliency_experiments": {"": SALIENCY, "samples/informed_init/": SALIENCY},

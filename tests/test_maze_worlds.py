@@ -24,8 +24,15 @@ from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.networks import LatentSampler
 from generative.prior import static_globals
-from generative.prior_losses import draw_block_masks, world_loss
-from generative.prior_networks import EMBEDDING, NUM_GLOBALS, PriorNoise, ViewPrior
+from generative.prior_losses import draw_block_masks, player_loss, world_loss
+from generative.prior_networks import (
+    EMBEDDING,
+    NUM_GLOBALS,
+    PlayerPrior,
+    PriorNoise,
+    ViewPrior,
+    with_player,
+)
 from generative.runs import open_simulator
 from generative.simulator import stack
 from generative.squares import StaticSquares, World
@@ -68,6 +75,38 @@ def test_the_prior_learns_that_an_object_occurs_once():
         drawn = prior.sample(noise, torch.arange(16) / 16, camera=static_globals(noise.globals))[0]
     counts = drawn.argmax(dim=-1).sum(dim=(1, 2))
     assert (counts == 1).float().mean() > 0.8
+
+
+def test_the_player_prior_draws_one_of_the_squares_where_players_stand():
+    torch.manual_seed(0)
+    prior, generator = PlayerPrior(9, 3), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(prior.parameters(), 1e-2)
+    squares = torch.randint(3, (64, 9, 9), generator=generator)
+    places = squares.flatten(1) == 2
+    for _ in range(150):
+        rows = torch.randint(64, (32,), generator=generator)
+        loss = player_loss(prior, squares[rows], places[rows].float().multinomial(
+            1, generator=generator)[:, 0])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    worlds = functional.one_hot(squares, 3).float()
+    with torch.no_grad():
+        drawn = torch.stack([prior.sample(worlds, torch.randn(64, 9, 9, generator=generator))
+                             for _ in range(200)], dim=1)
+    assert places.gather(1, drawn).float().mean() > 0.98
+    share = functional.one_hot(drawn, 81).float().mean(dim=1)[places]
+    expected = (1 / places.sum(dim=1, keepdim=True)).expand(64, 81)[places]
+    assert (share / expected - 1).abs().mean() < 0.4  # about .25 by chance
+
+
+def test_the_mark_of_the_player_lies_on_its_square():
+    square = torch.tensor([0, 14, 15 * 14, 15 * 7 + 9])
+    marked = with_player(torch.zeros(4, 2, 8, 8), square, 15)
+    assert marked.shape[1] == 2 + 16 and not marked[:, :2].any()
+    for image, number in zip(functional.pixel_shuffle(marked[:, 2:], 4)[:, 0], square.tolist()):
+        centre = image.nonzero().float().mean(dim=0).add(0.5).mul(15 / 32)
+        assert divmod(number, 15) == tuple(centre.int().tolist())
 
 
 @pytest.mark.parametrize("mode", SIDES)
@@ -177,6 +216,13 @@ def batch(recording, simulator):
     dataset = RolloutDataset(recording, 3, simulator.config.num_sim_steps)
     dataset.attach_worlds(fit_worlds(dataset.folder, range(8), 15, simulator.squares)[1])
     return align(dataset.batch(dataset.windows_with_worlds[:4]), simulator.config)
+
+
+def test_the_mouse_is_in_the_square_of_the_player(batch):
+    blue = batch.initial_images[-1][:, 2] > 150 / 255  # only the mouse
+    for image, number in zip(blue, train_prior.player_squares(batch.positions[1], 15).tolist()):
+        centre = image.nonzero().float().mean(dim=0).add(0.5).mul(15 / FRAME_SIZE)
+        assert divmod(number, 15) == tuple(centre.int().tolist())
 
 
 @torch.no_grad()
@@ -312,9 +358,13 @@ def test_independent_squares_keep_the_frequencies_of_their_place():
 
 
 def test_recorded_mazes_are_mazes(model_file, recording, tmp_path):
-    assert random_starts.main([
-        "--agent_file", str(AGENT), "--model_file", str(model_file), "--data_dir", str(recording),
-        "--num_starts", "4", "--output_dir", str(tmp_path), "--device", "cpu"]) in (0, None)
+    argv = ["--agent_file", str(AGENT), "--model_file", str(model_file), "--data_dir",
+            str(recording), "--num_starts", "4", "--output_dir", str(tmp_path), "--device", "cpu"]
+    mine = tmp_path / "random_starts.json"
+    mine.write_text("mine")
+    assert random_starts.main(argv) == 2 and mine.read_text() == "mine"
+    mine.unlink()
+    assert random_starts.main(argv) == 0
     shares = json.loads((tmp_path / "random_starts.json").read_text())["shares"]
     assert {value for value, *_ in shares["recorded starts"].values()} == {1.0}
     assert shares["completions"]["known_squares_kept"][0] == 1

@@ -16,7 +16,7 @@ from agents.agent_file import load_agent
 from agents.networks import PolicyOutput, to_images
 from agents.outputs import outputs_named
 from agents.replay import replayed
-from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
+from agents.rollout_files import EpisodeArrays, RolloutWriter
 from attribution import saliency_checks
 from attribution.checking import prediction_scores
 from attribution.checking.effect_predictions import (
