@@ -99,7 +99,7 @@ def parser() -> Parser:
     flags.add_argument("--num_pairs", type=count, default=600,
                        help="number of pairs of a frame and an object; all levels of the recording "
                             "are used if they have fewer")
-    flags.add_argument("--num_randomised", type=int, default=64,
+    flags.add_argument("--num_randomised", type=int, default=40,
                        help="number of these pairs for which agents with random weights predict, "
                             "too")
     flags.add_argument("--overwrite", action="store_true",

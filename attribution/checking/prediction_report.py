@@ -134,10 +134,13 @@ def report(description: str, tables: Mapping[str, pd.DataFrame], outputs: Sequen
                   *_counts(part if key == (TOTAL, ALL) else part[part["kind"] == ALL], outputs)]
     for output in outputs:
         for key, title in _SUBSETS.items():
-            part, measures = _chosen(scores, key, output, ALL), MEASURES
-            if key != (TOTAL, ALL):
-                part, measures = part[part["predictor"].isin(HEADLINE)], MEASURES[:1]
-            for measure in measures if len(part) else ():
+            part = _chosen(scores, key, output, ALL)
+            is_main = key == (TOTAL, ALL)
+            if not is_main:
+                part = part[part["predictor"].isin(HEADLINE)]
+            for measure in MEASURES if is_main else MEASURES[:1]:
+                if part.empty:
+                    continue
                 lines += [f"## {_label(output)}: {title}, {_TITLES[measure]}", "",
                           *_by_lag(part, measure)]
     lines += [f"## By kind of object (at least {MIN_OBJECTS} pairs)", ""]
