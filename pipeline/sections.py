@@ -77,14 +77,16 @@ ATTRIBUTIONS = Section(
           "The output as cells are deleted, or inserted, in the order of their attribution."),
     "Look for curves that fall (deletion) or rise (insertion) faster than the random order, and "
     "for signs that are right more often than by chance.",
-    "Ablating a feature changes the value by a fifth of its attribution.",
+    "Ablating a feature changes the value by a fifth of its attribution. Gradients through the "
+    "simulator predict effects of objects on later values no better than maps of the agent alone; "
+    "simulating without the object does.",
     (Files("attribution_checks", (f"{ATTRIBUTION}/checks/report.md", f"{ATTRIBUTION}/checks/*.png"),
            "All checks: completeness, deletion and insertion, objects removed from the real game.",
            3),
      Files("saliency_checks", (f"{ATTRIBUTION}/saliency_checks/report.md",
                                f"{ATTRIBUTION}/saliency_checks/checks.png"),
-           "Saliency through the simulator and attributions: which is right more often about the "
-           "real game?"),
+           "Which map predicts the game? Predictions of the agent alone and of the simulator, and "
+           "the effects of objects that were removed from the real game."),
      Files("attribution_table", (f"{ATTRIBUTION}/table/table.md", f"{ATTRIBUTION}/table/*.png"),
            "Published findings, and what this agent shows.")),
     (Files("attribution_page", (f"{ATTRIBUTION}/page/index.html",),
