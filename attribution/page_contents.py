@@ -438,9 +438,9 @@ def _bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool, fai
         " (unit uncertain)", " Values and rewards seem to have different units, so this list may "
         "be wrong; export the page with another --reward_scale.")
     lists = [
-        (f"Unexpected failures{badge}", "The lowest advantages, one per episode: the return was "
+        (f"Worse than predicted{badge}", "The lowest advantages, one per episode: the return was "
          f"lower than predicted.{warning}", best(-advantages), advantages),
-        (f"Unexpected successes{badge}", "The highest advantages, one per episode: the return was "
+        (f"Better than predicted{badge}", "The highest advantages, one per episode: the return was "
          f"higher than predicted.{warning}", best(advantages), advantages),
         ("Value spikes", "Frames whose value differs most from that of the frames before and after "
          "them.", best(spikes), spikes),

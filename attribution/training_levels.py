@@ -1,9 +1,9 @@
 """Measures of agents that were trained on different numbers of levels.
 
-An agent's folder holds ``training.json`` and ``unseen.json``, from ``evaluate.py`` with and without
-``--training_levels``, and the folders ``objects`` and, optionally, ``checks`` of its studies.
-``stats.series`` describes the files of a series. Row R9 of the table of claims
-(``attribution.claims``) is computed from a series.
+An agent's folder holds ``training.json`` and ``unseen.json``, from ``evaluate.py`` with
+``--training_levels`` and with ``--new_first_frames``, and the folders ``objects`` and, optionally,
+``checks`` of its studies. ``stats.series`` describes the files of a series. Row R9 of the table of
+claims (``attribution.claims``) is computed from a series.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ SCORE, KINDS, DELETION = "object score", "kinds of object named", "area gained b
 LEVEL_SERIES = series_schema("python -m attribution.series")
 
 
-def level_series(folders: Sequence[Path]) -> pd.DataFrame:
-    """Return the table ``series.csv`` of a series of agents, given the folder of each agent.
+def level_series(folders: Sequence[Path], seen_first_frames: bool = False) -> pd.DataFrame:
+    """Return the table ``series.csv`` of a series of agents.
+
+    Args:
+        folders: folder of each agent.
+        seen_first_frames: whether unseen levels may start with the first frame of a training level.
 
     Raises:
         UserError: if an evaluation or the object scores of an agent are missing or damaged, or
             agents differ in their layers or checks.
     """
-    agents = series_of(row for folder in folders for row in _measures(folder))
+    agents = series_of(row for folder in folders for row in _measures(folder, seen_first_frames))
     for measure, rows in agents.groupby("measure", sort=False):
         missing = {folder.name for folder in folders} - set(rows["agent"])
         if missing:
@@ -47,14 +51,17 @@ def level_series(folders: Sequence[Path]) -> pd.DataFrame:
     return with_correlations(agents)
 
 
-def _measures(folder: Path) -> Iterator[tuple]:
-    """Yield the rows of one agent in ``series.csv``."""
+def _measures(folder: Path, seen_first_frames: bool) -> Iterator[tuple]:
+    """Yield the rows of one agent in ``series.csv``; see ``level_series``."""
     training, unseen = (_evaluation(folder / name) for name in ("training.json", "unseen.json"))
     number = training["env"]["num_levels"]
     if not number or unseen["env"]["num_levels"] == number:
         raise UserError(f"{folder}: training.json must be of the training levels "
                         "(--training_levels) and unseen.json of others")
-
+    if not (unseen.get("new_first_frames") or seen_first_frames):
+        raise UserError(f"{folder / 'unseen.json'}: unseen levels may start with the first frame "
+                        "of a training level; evaluate with --new_first_frames, or compare with "
+                        "--seen_first_frames")
     agent = number, folder.name
     shares = [(result["success_rate"], *result["success_interval"])
               for result in (training, unseen)]

@@ -64,14 +64,16 @@ class Interventions:
     """Interventions on directions of the hidden state, on real levels.
 
     Attributes:
-        num_episodes: number of levels, played once with each direction removed.
+        num_episodes: number of levels, played once per ablation and control.
         directions: numbers of the directions, such as "0 to 3"; None for those of the parameter
             set.
-        num_controls: number of random directions.
+        ablations: kinds of ablation, from ``interventions.ablations.ABLATIONS``.
+        num_controls: number of random directions per kind of ablation and distance.
     """
 
     num_episodes: int
     directions: str | None
+    ablations: tuple[str, ...]
     num_controls: int
 
 

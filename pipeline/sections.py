@@ -115,12 +115,13 @@ MEMORY = Section(
     "change the state at random by the same amount.",
     "Lesions in the real game: {memory_lesions}.",
     Files("memory_lesions", (f"{MEMORY_ROOM}/lesions/kl.png",),
-          "How much the policy changes (KL divergence), by steps since its state was changed."),
-    "Look for curves above those of random changes, and for the step at which they have fallen to "
-    "zero: a change of the state has then been forgotten.",
-    "In 217 recorded levels, a swap changes the policy for 7 steps. With the initial state at "
-    "every step, the agent solves 10 % of 100 levels instead of 96 %; no other lesion has a "
-    "claimed effect on success.",
+          "How much policy and value change, by steps since the state was changed."),
+    "Look for curves above those of random changes (dotted), and compare how fast both fall: only "
+    "a difference says something about what the state holds.",
+    "In 82 recorded levels, a swap changes the policy for 6 steps, no longer than random changes. "
+    "Of the value's change, 40 % are left after 16 steps (random changes: 20 to 30 %). With the "
+    "initial state at every step, the agent solves 10 % of 100 levels instead of 96 %; no other "
+    "lesion has a claimed effect on success.",
     (
         Files("memory_lesions", (f"{MEMORY_ROOM}/lesions/effects.png",
                                  f"{MEMORY_ROOM}/lesions/report.md"),
@@ -266,15 +267,15 @@ SECTIONS = (
     Section(
         "interventions", "Which components does the agent need?",
         "The agent plays the same unseen levels with and without a component of its hidden state. "
-        "An effect is claimed only if it is significant, and larger than the effects of random "
-        "directions of equal variance.",
+        "An effect is claimed only if it is significant, and larger than the effects of moving "
+        "the state as far along random directions.",
         "{interventions}.",
         Files("interventions", (f"{FOLDERS.interventions}/effects.png",),
               "Effects with 95 % intervals; grey: random directions."),
         "Look for intervals that exclude zero and lie beyond the grey range.",
-        "23 of 256 effects are claimed. But the largest belongs to a component that the ablation "
-        "freezes far from its mean, and random directions frozen as far from it have such effects, "
-        "too.",
+        "Held at its mean, component 12 costs 58 points of success on 50 levels (44 to 72), and "
+        "random changes that move the state as far cost 0 to 14. Component 8 costs 4 points, no "
+        "more than its controls.",
         (Files("interventions", (f"{FOLDERS.interventions}/effects.md",), "All effects."),)),
     dataclasses.replace(
         ATTRIBUTIONS, title="What are its outputs made of, and why does it fail?",

@@ -402,6 +402,7 @@ class _Builder:
             "interventions", "compare_interventions",
             (*self._inside, *self._set, *self._game, "--num_episodes", str(preset.num_episodes),
              *_optional_flag("--directions", preset.directions),
+             "--ablations", *preset.ablations,
              "--num_controls", str(preset.num_controls),
              "--seed", str(self._preset.seed + 1),  # not the levels of the recordings
              *self._precomputed, "--output_dir", f"{OUTPUT}/{FOLDERS.interventions}"),

@@ -485,6 +485,10 @@ def test_every_preset_and_set_has_its_stages(name, is_trained):
     assert ("train_agent" in names) == (preset.agent_training is not None) == is_trained
     if not is_trained:
         assert preset.parameters == name.removeprefix("section:")
+    played = stages[names.index("interventions")].argv
+    place = played.index("--ablations") + 1
+    assert played[place:place + len(preset.interventions.ablations)] == (
+        preset.interventions.ablations)
     # The fidelity card of loss_over_time needs positions.
     assert "--positions" in stages[names.index("record")].argv
     # The game of tiny has no known objects, and the stages are too slow for the demo.
