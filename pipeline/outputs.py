@@ -77,6 +77,10 @@ _SCHEMAS: dict[str, Mapping[str, Schema]] = {
     "analysis.hidden_analysis_precompute": {"": HIDDEN_STATE_FILES},
     "analysis.env_h_analysis_precompute": {"": ENV_STATE_FILES},
     "analysis.combined_agent_env_hx_analysis_precompute": {"": BEHAVIOUR_FILES},
+    "analysis.behaviour_stability": {"": _named(
+        "behaviours_samples_{:0>1}_{:0>1}.npy", "behaviours_control_{:0>1}_{:0>1}.npy",
+        "behaviour_agreement_{:0>1}.csv", "behaviour_draws_{:0>1}.csv",
+        "behaviour_stability_{:0>1}.md", "settings_{:0>1}.json")},
     "analysis.bottleneck_vec_analysis_precompute": {"": BOTTLENECK_FILES},
     "analysis.jacobian_analysis_precompute": {"": JACOBIAN_FILES},
     "analysis.level_labels": {"": LEVEL_LABELS},
