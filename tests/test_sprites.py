@@ -312,6 +312,15 @@ def prior():
     return prior
 
 
+def test_noise_depends_on_seed_and_place(prior):
+    seeds = torch.tensor([7, 8])
+    here = prior._place_noise(seeds, torch.zeros(2, 2, dtype=torch.int64))
+    there = prior._place_noise(seeds, torch.tensor([[5, -3], [5, -3]]))
+    for first, second in zip(here, there):
+        assert torch.equal(second[..., 3:, :-5], first[..., :-3, 5:])
+    assert len(here[0].unique()) == here[0].numel()
+
+
 @pytest.mark.parametrize("certain", [True, False])
 def test_known_objects_stay_when_a_world_moves_on(prior, certain):
     images, squares = planted_images(), np.full((NUM_SQUARES, NUM_SQUARES), EMPTY)
