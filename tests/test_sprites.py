@@ -318,7 +318,7 @@ def test_noise_depends_on_seed_and_place(prior):
     there = prior._place_noise(seeds, torch.tensor([[5, -3], [5, -3]]))
     for first, second in zip(here, there):
         assert torch.equal(second[..., 3:, :-5], first[..., :-3, 5:])
-    assert len(here[0].unique()) == here[0].numel()
+    assert len(here[0].unique()) > 0.99 * here[0].numel()
 
 
 @pytest.mark.parametrize("certain", [True, False])
