@@ -110,16 +110,14 @@ class Parser(argparse.ArgumentParser):
         if PARAMETER_SET not in explicit and data_flags:
             folders = [Path(getattr(args, name)) / below for name, below in DATA_FLAGS.items()
                        if name in data_flags and name in explicit]
-            args.interpreting_params_name, reason = _recorded_set(folders)
-            if os.environ.get("RANK", "0") == "0":  # one of several training processes reports it
-                logger.info("parameters: set %s, %s", args.interpreting_params_name, reason)
+            args.interpreting_params_name = recorded_set(folders)
         overrides = {key: getattr(args, name) for name, key in self._keys.items()
                      if name in explicit}
         return args, explicit, ParameterSet(args.interpreting_params_name, overrides)
 
 
-def _recorded_set(folders: Sequence[Path]) -> tuple[str, str]:
-    """Return the name of the parameter set to use, and the reason for the choice.
+def recorded_set(folders: Sequence[Path]) -> str:
+    """Return the name of the parameter set to use, and log the reason for the choice.
 
     The name comes from the first folder that records one. The default is BASE_SET.
 
@@ -137,11 +135,18 @@ def _recorded_set(folders: Sequence[Path]) -> tuple[str, str]:
                             f"{INTERPRETING_CONFIG_FILE.name} does not have"
                             f"{nearest(str(name), parameter_sets())}; choose one with "
                             "--interpreting_params_name")
-        return name, f"with which {folder} was recorded"
+        return _chosen(name, f"with which {folder} was recorded")
     if not folders:
-        return BASE_SET, "because no set and no data are given"
+        return _chosen(BASE_SET, "because no set and no data are given")
     verb = "name" if len(folders) > 1 else "names"
-    return BASE_SET, f"because {' and '.join(map(str, folders))} {verb} none"
+    return _chosen(BASE_SET, f"because {' and '.join(map(str, folders))} {verb} none")
+
+
+def _chosen(name: str, reason: str) -> str:
+    """Log the choice of a parameter set, and return its name."""
+    if os.environ.get("RANK", "0") == "0":  # one of several training processes reports it
+        logger.info("parameters: set %s, %s", name, reason)
+    return name
 
 
 class OneText(argparse.Action):

@@ -1,5 +1,6 @@
 """Every script: start by path, from other folders, and next to folders named like packages."""
 
+import argparse
 import json
 import os
 import runpy
@@ -31,8 +32,10 @@ LINKS = {
     "saliency_exps.py": "saliency_experiments.py"}
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
-    for folder in (ROOT, *(ROOT / room for room in ("analysis", "maze", "attribution")))
+    for folder in (ROOT, *(ROOT / room for room in ("analysis", "maze", "attribution",
+                                                    "generative")))
     for path in folder.glob("*.py") if 'if __name__ == "__main__":' in path.read_text())
+FLAGS_FILE = ROOT / "tests" / "data" / "flags.json"
 ROOMS = ("agents", "analysis", "attribution", "common", "generative", "interventions", "maze",
          "pipeline", "benchmarks", "tests")
 
@@ -60,6 +63,27 @@ def test_every_script_explains_all_of_its_flags(script, monkeypatch, capsys):
     assert all(action.help for action in parser._actions)
     output = capsys.readouterr()
     assert "usage:" in output.out and not output.err
+    flags = described(parser)
+    if os.environ.get("UPDATE_FLAGS"):
+        FLAGS_FILE.write_text(json.dumps({**json.loads(FLAGS_FILE.read_text()), script: flags},
+                                         indent=1, sort_keys=True) + "\n")
+    assert flags == json.loads(FLAGS_FILE.read_text())[script]
+
+
+def described(parser):
+    """Describe each flag, hidden ones included: required or default, numbers of values, choices.
+
+    ``UPDATE_FLAGS=1 pytest -n 0 tests/test_scripts.py`` writes the descriptions to a file.
+    """
+    result = {}
+    for action in parser._actions:
+        default = ("required" if action.required else "from parameters"
+                   if action.dest in parser._keys else f"default {action.default}")
+        result[" ".join(action.option_strings) or action.dest] = ", ".join(filter(None, [
+            default, action.nargs is not None and f"values {action.nargs}",
+            action.choices and f"of {' '.join(map(str, action.choices))}",
+            action.help == argparse.SUPPRESS and "hidden"]))
+    return result
 
 
 def test_scripts_start_from_anywhere(tmp_path):
