@@ -156,6 +156,16 @@ class OneText(argparse.Action):
         setattr(namespace, self.dest, " ".join(values))
 
 
+class OnOff(argparse.Action):
+    """argparse action: a flag and its opposite, such as ``--use_x`` and ``--no_x``."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        value = not str(option_string).startswith("--no_")
+        if getattr(namespace, self.dest) is (not value):
+            parser.error(f"{' and '.join(self.option_strings)} exclude each other")
+        setattr(namespace, self.dest, value)
+
+
 def whole(low: int, high: int) -> Callable[[str], int]:
     """Return an argparse type for integers from ``low`` to ``high``, both included."""
 

@@ -26,14 +26,22 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from common.cli import DATA_FLAGS, Parser, from_zero, recorded_set, set_up_logging
+from common.cli import (
+    DATA_FLAGS,
+    Parser,
+    check_output,
+    from_zero,
+    recorded_set,
+    set_up_logging,
+)
 from common.devices import PRECISIONS, Compute, resolve_compute
 from common.errors import UserError, nearest, script_main
 from common.parameters import BASE_SET, INTERPRETING_CONFIG_FILE, ParameterSet
+from common.shards import WHOLE, Shard, shard
 
 _OPTION = "option"  # key of a field's metadata
 _REQUIRED: Any = dataclasses.MISSING
@@ -75,6 +83,16 @@ def option(default: Any = _REQUIRED, help: str = "", *,
     return dataclasses.field(default=default, metadata={_OPTION: flag})
 
 
+def changed(base: type[Options], name: str, **changes: Any) -> Any:
+    """Define a field like that of a base class, with some other arguments of ``option``."""
+    [field] = (field for field in dataclasses.fields(base) if field.name == name)
+    flag = field.metadata[_OPTION]
+    default = changes.pop("default", field.default)
+    known = {key: changes.pop(key) for key in vars(flag) if key in changes}
+    return dataclasses.field(default=default, metadata={_OPTION: dataclasses.replace(
+        flag, **known, others={**flag.others, **changes})})
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Base class of all options. The first paragraph of a subclass's docstring is the description
@@ -83,9 +101,17 @@ class Options:
     Values are converted and checked as those of flags are: paths can be strings, and tuples any
     sequences.
 
+    Attributes:
+        hidden: names of the options that ``--help`` does not show.
+        ignored: flags without effect that published commands pass; ``docs/differences.md`` lists
+            them. They are no fields.
+
     Raises:
         UserError: if a value is not allowed; the message names the option.
     """
+
+    hidden: ClassVar[Collection[str]] = ()
+    ignored: ClassVar[Collection[str]] = ()
 
     def __post_init__(self):
         for field, flag, kind in _fields(type(self)):
@@ -144,7 +170,7 @@ def _item_type(kind: Any) -> Any:
 def _checked(name: str, flag: _Flag, kind: Any, value: Any) -> Any:
     """Convert and check a value, or an item of a tuple."""
     kind = _item_type(kind)
-    if flag.type is not None and isinstance(value, (str, int, float)):
+    if flag.type is not None and isinstance(value, (str, int, float, Path)):
         try:
             value = flag.type(str(value))
         except (argparse.ArgumentTypeError, ValueError) as error:
@@ -160,29 +186,53 @@ def parser_of(options: type[Options]) -> Parser:
     """Create the parser of a script's flags."""
     parser = Parser(inspect.getdoc(options).partition("\n\n")[0])  # type: ignore[union-attr]
     for field, flag, kind in _fields(options):
-        names = flag.names or (f"--{field.name}",)
-        settings: dict[str, Any] = {"help": flag.help, **flag.others}
-        if flag.key is not None:
-            settings["key"] = flag.key
-        if kind is bool:
-            if field.default is True and not flag.names:
-                names = (f"--no_{field.name}",)
-            settings.setdefault("action", f"store_{field.default is not True}".lower())
-            settings["default"] = field.default
-        else:
-            settings["type"] = flag.type or _item_type(kind)
-            if flag.choices is not None:
-                settings["choices"] = flag.choices
-            if _is_tuple(kind) and "action" not in settings:
-                settings.setdefault("nargs", "+")
-            if field.default is not _REQUIRED:
-                settings["default"] = field.default
-        if names[0].startswith("-"):
-            settings["dest"] = field.name
-            if field.default is _REQUIRED:
-                settings["required"] = True
-        parser.add_argument(*names, **settings)
+        _add_flag(parser, field, flag, kind)
+    for name in _ignored(options):
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    parser.hide(*options.hidden)
     return parser
+
+
+def _add_flag(parser: Parser, field: dataclasses.Field, flag: _Flag, kind: Any) -> None:
+    """Add the flag of a field."""
+    names = flag.names or (f"--{field.name}",)
+    settings: dict[str, Any] = {"help": flag.help, **flag.others}
+    if flag.key is not None:
+        settings["key"] = flag.key
+    if kind is bool:
+        if field.default is True and not flag.names:
+            names = (f"--no_{field.name}",)
+        settings.setdefault("action", f"store_{field.default is not True}".lower())
+        settings["default"] = field.default
+    else:
+        settings["type"] = flag.type or _item_type(kind)
+        if flag.choices is not None:
+            settings["choices"] = flag.choices
+        if _is_tuple(kind) and "action" not in settings:
+            settings.setdefault("nargs", "+")
+        if field.default is not _REQUIRED:
+            settings["default"] = field.default
+        if settings.get("action") == "append":
+            settings["default"] = list(field.default)  # type: ignore[arg-type]
+    if names[0].startswith("-"):
+        settings["dest"] = field.name
+        if field.default is _REQUIRED:
+            settings["required"] = True
+    parser.add_argument(*names, **settings)
+
+
+def add_own_options(parser: Parser, options: type[Options]) -> None:
+    """Add the flags of a class, without those of its base classes, to a parser of a script whose
+    flags are not yet options."""
+    for field, flag, kind in _fields(options):
+        if field.name in vars(options)["__annotations__"]:
+            _add_flag(parser, field, flag, kind)
+
+
+def _ignored(options: type[Options]) -> list[str]:
+    """Return the names of ``Options.ignored`` of a class and its base classes."""
+    names = (name for kind in options.__mro__ for name in vars(kind).get("ignored", ()))
+    return list(dict.fromkeys(names))
 
 
 def parse(options: type[T], argv: list[str] | None) -> T:
@@ -196,6 +246,8 @@ def parse(options: type[T], argv: list[str] | None) -> T:
     """
     parser = parser_of(options)
     values = vars(parser.parse_args(argv))
+    for name in _ignored(options):
+        del values[name]
     parsed = options(**values)
     object.__setattr__(parsed, "_given", frozenset(parser.explicit(argv)))
     return parsed
@@ -205,7 +257,7 @@ def command(options: type[T], function: Callable[[T], Any]) -> Callable[..., int
     """Return the ``main(argv=None)`` of a script, which calls a function with its options.
 
     An integer that the function returns is the exit status. See ``common.errors.script_main`` for
-    the treatment of errors.
+    the treatment of errors. The function has the options as attribute ``options``.
     """
     @script_main
     def main(argv: list[str] | None = None) -> int:
@@ -214,7 +266,14 @@ def command(options: type[T], function: Callable[[T], Any]) -> Callable[..., int
             set_up_logging(parsed.log_level)
         status = function(parsed)
         return status if isinstance(status, int) else 0
+    main.options = options  # type: ignore[attr-defined]
     return main
+
+
+def script_parser(script: types.ModuleType) -> Parser:
+    """Return the parser of a script's flags."""
+    options = getattr(script.main, "options", None)
+    return script.parser() if options is None else parser_of(options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,8 +301,12 @@ class ComputeOptions(LogOptions):
         Raises:
             UserError: if there is no such device.
         """
+        return self.compute_in(self.precision)
+
+    def compute_in(self, precision: str, local_rank: int = 0) -> Compute:
+        """Return the device and another precision; see ``resolve_compute``."""
         assert self.device is not None and self.gpu_device is not None
-        return resolve_compute(self.device, self.gpu_device, self.precision)
+        return resolve_compute(self.device, self.gpu_device, precision, local_rank)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -280,12 +343,55 @@ class ParameterOptions(Options):
 class ParameterComputeOptions(ParameterOptions, ComputeOptions):
     """Options of a script whose parameter set names the default device."""
 
-    device: str | None = option(None, "device to compute on; auto: a GPU if available",
-                                choices=("auto", "gpu", "cpu"), key="device")
-    gpu_device: int | None = option(None, "index of the GPU", type=from_zero, key="gpu_device")
+    device: str | None = changed(ComputeOptions, "device", default=None, key="device")
+    gpu_device: int | None = changed(ComputeOptions, "gpu_device", default=None, key="gpu_device")
 
-    @functools.cached_property
-    def compute(self) -> Compute:
-        """Device and precision; see ``ComputeOptions``."""
+    def compute_in(self, precision: str, local_rank: int = 0) -> Compute:
+        """Return the device and another precision; see ``resolve_compute``."""
         common = self.parameters.common
-        return resolve_compute(common.device, common.gpu_device, self.precision)
+        return resolve_compute(common.device, common.gpu_device, precision, local_rank)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaveDirOptions(ParameterOptions):
+    """Options of a script that reads or writes the default folders of analyses."""
+
+    save_dir: str | None = option(None, "folder that contains the folders of all analyses",
+                                  key="analysis.save_dir")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckContentsOptions(Options):
+    """Options of a script that computes the digest of a recording."""
+
+    check_contents: bool = option(False, "read every file of the recording to detect changes, not "
+                                         "only files whose size or modification time changed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputFileOptions(Options):
+    """Options of a script that writes one file, whose path is an option with ``output_file`` as its
+    type.
+
+    Attributes:
+        output_option: name of this option.
+    """
+
+    output_option: ClassVar[str] = "output"
+
+    overwrite: bool = option(False, "replace the output file even if this script did not write it")
+
+    def check_output(self, is_own: Callable[[Path], bool] = lambda path: False) -> None:
+        """Raise if the file exists, unless the script wrote it; see ``common.cli.check_output``."""
+        check_output(getattr(self, self.output_option), is_own, self.overwrite,
+                     f"--{self.output_option}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardOptions(Options):
+    """Options of a script whose work can be divided."""
+
+    shard: Shard = option(WHOLE, "process only the I-th of N parts of the work, counted from 1, so "
+                                 "that several jobs can share it", type=shard, metavar="I/N")
+    join: bool = option(False, "only join the files of all shards, which must have finished, into "
+                               "those of a single run")

@@ -5,9 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from common.cli import count, share
+from common.cli import count, output_file, share
 from common.errors import UserError
-from common.options import Options, ParameterOptions, command, option, parse
+from common.options import (
+    CheckContentsOptions,
+    Options,
+    OutputFileOptions,
+    ParameterOptions,
+    ShardOptions,
+    changed,
+    command,
+    option,
+    parse,
+    parser_of,
+)
+from common.shards import Shard
+from generative.flags import RandomSamplesOptions, SamplesOptions, SimulatorOptions
+from interventions.flags import PatchOptions, PlayedDirectionOptions, SwapOptions
+from maze.level.regions import RegionGameOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,3 +114,90 @@ def test_a_command_calls_its_function_and_reports_errors(capsys):
     assert main(["--numbers", "3", "4"]) == 0 and found == [7]
     assert main(["--numbers", "3"]) == 2 and "give two numbers" in capsys.readouterr().err
     assert command(Sum, lambda options: 3)(["--numbers", "3"]) == 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Play(RegionGameOptions, PatchOptions, SwapOptions, PlayedDirectionOptions, ShardOptions):
+    """Play levels."""
+
+    ignored = ("num_threads",)
+    hidden = ("reference_seed",)
+
+    num_episodes: int = option(3, "episodes to play", type=count)
+    shard: Shard = changed(ShardOptions, "shard", help="part of the episodes")
+
+
+def test_a_flag_and_its_opposite_set_one_option(capsys):
+    assert parse(Play, []).use_backgrounds is None
+    assert parse(Play, ["--use_backgrounds"]).use_backgrounds is True
+    assert parse(Play, ["--no_backgrounds"]).use_backgrounds is False
+    assert not parse(Play, ["--no_backgrounds"]).env_config().use_backgrounds
+    assert Play(env_name="maze", use_backgrounds=True).env_config().use_backgrounds
+    with pytest.raises(SystemExit):
+        parse(Play, ["--no_backgrounds", "--use_backgrounds"])
+    assert "exclude each other" in capsys.readouterr().err
+
+
+def test_repeated_flags_accumulate():
+    patches = ("zero@embedder.block2.res1.resadd:55", "zero@embedder.block2.res1.resadd:7")
+    parsed = parse(Play, [word for patch in patches for word in ("--patch", patch)])
+    assert parsed.patch == patches and parse(Play, []).patch == () and len(parsed.arm) == 2
+    assert Play(patch=list(patches)).values == parsed.values
+
+
+def test_hidden_and_ignored_flags_are_accepted_but_not_shown(capsys):
+    parsed = parse(Play, ["--num_threads", "4", "--reference_seed", "2"])
+    assert parsed.reference_seed == 2 and "num_threads" not in parsed.values
+    with pytest.raises(SystemExit):
+        parse(Play, ["--help"])
+    text = capsys.readouterr().out
+    assert "reference_size" in text and "reference_seed" not in text and "num_threads" not in text
+
+
+def test_a_changed_option_keeps_its_other_arguments():
+    assert Play(shard="2/3").shard == Shard(2, 3) == parse(Play, ["--shard", "2/3"]).shard
+    [action] = (action for action in parser_of(Play)._actions if action.dest == "shard")
+    assert (action.help, action.metavar) == ("part of the episodes", "I/N")
+    with pytest.raises(UserError, match="shard: must be 1/4"):
+        Play(shard="4/3")
+
+
+def test_directions_of_a_script_with_its_own_number_of_episodes(tmp_path):
+    options = Play(precomp_dir=tmp_path, num_direction_episodes=8)
+    assert options.directions_folder == tmp_path
+    assert options.direction_episodes == 8 and options.num_episodes == 3
+    assert options.swap_name is None
+    assert Play(swap_directions_from=[1], swap_directions_to=["2"], random_directions=5
+                ).swap_name == "random_5_1_to_2"
+
+
+def test_options_of_a_simulator(tmp_path):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Simulate(SimulatorOptions, SamplesOptions, RandomSamplesOptions):
+        """Simulate."""
+
+        precision: str = changed(SimulatorOptions, "precision", default="float32")
+
+    parsed = parse(Simulate, ["--agent_file", "a", "--model_file", "m", "--device", "cpu",
+                              "--generated_data_dir", str(tmp_path), "--exp_name", "x"])
+    assert parsed.compute.precision == "float32" and parsed.batch_size == 32
+    assert parsed.samples.path == tmp_path / "informed_init"
+    assert parsed.random_samples.path == tmp_path / "rand_init"
+    assert issubclass(Simulate, CheckContentsOptions)
+
+
+def test_an_output_file_of_another_script_is_kept(tmp_path):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Write(OutputFileOptions):
+        """Write."""
+
+        output: Path = option(help="file", type=output_file)
+
+    (tmp_path / "a").touch()
+    Write(output=tmp_path / "b").check_output()
+    Write(output=tmp_path / "a").check_output(lambda path: True)
+    Write(output=tmp_path / "a", overwrite=True).check_output()
+    with pytest.raises(UserError, match="choose another --output"):
+        Write(output=tmp_path / "a").check_output()
+    with pytest.raises(UserError, match="output: must be a file"):
+        Write(output=tmp_path)
