@@ -242,7 +242,8 @@ def test_training_goes_on_from_the_optimiser_of_a_published_file(tmp_path):
     assert taken > 0 and run.optimizer.state[parameters["fc_value.bias"]]["step"] == 28584 + taken
     card = (run.folder / "model_card.md").read_text()
     command = re.search(r"^    python train.py (.*)$", card, re.MULTILINE)[1]
-    repeated = parse(train.TrainOptions, shlex.split(command)).values
+    options = parse(train.TrainOptions, shlex.split(command))
+    repeated = {**options.values, **vars(options.env_config())}
     given = {**dataclasses.asdict(settings), **dataclasses.asdict(settings.env),
              "agent_file": Path(path.name)}
     for name in repeated.keys() & given.keys() - {"num_threads"}:
