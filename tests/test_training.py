@@ -245,7 +245,7 @@ def test_training_goes_on_from_the_optimiser_of_a_published_file(tmp_path):
     options = parse(train.TrainOptions, shlex.split(command))
     repeated = {**options.values, **vars(options.env_config())}
     given = {**dataclasses.asdict(settings), **dataclasses.asdict(settings.env),
-             "agent_file": Path(path.name)}
+             "agent_file": Path(path.name), "teacher_file": None}
     for name in repeated.keys() & given.keys() - {"num_threads"}:
         assert repeated[name] == given[name], name
 
