@@ -13,10 +13,18 @@ from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.provenance import agent_sha256
 from agents.reference_set import played_reference
 from common.cli import count, folder_name, frames_per_second, seed
-from common.files import save_json, versions
+from common.files import versions
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
 from common.options import ComputeOptions, command, option
-from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_strip, write_video
+from common.results import ResultStore
+from common.video import (
+    FRAMES_PER_SECOND,
+    RENDERING,
+    enlarge,
+    mark_action,
+    write_strip,
+    write_video,
+)
 from interventions.flags import PatchOptions, open_arm, patched_precision
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import RegionGameOptions, region_described
@@ -37,16 +45,18 @@ class RenderOptions(RegionGameOptions, PatchOptions, ComputeOptions):
     num_eps: int = option(10, "number of episodes to render", type=count)
     tps: int = option(FRAMES_PER_SECOND, "environment steps per second in the videos",
                       type=frames_per_second)
+    overwrite: bool = option(False, "delete an earlier rendering in the folder")
     strip: bool = option(
         False, "also write an image with several frames of each episode side by side")
     exp_name: str = option("render", "name of the default video folder", type=folder_name)
     seed: int = option(0, "seed of the levels and actions", type=seed)
 
 
-def write_episode(folder: Path, episode: Episode, tps: int, with_strip: bool) -> None:
+def write_episode(store: ResultStore, episode: Episode, tps: int, with_strip: bool) -> None:
     """Write the videos of an episode, and print a one-line summary.
 
     Args:
+        store: the open folder.
         tps: environment steps per second of the videos.
         with_strip: also write an image of several frames side by side.
     """
@@ -55,13 +65,13 @@ def write_episode(folder: Path, episode: Episode, tps: int, with_strip: bool) ->
                        for frame in episode.frames)}
     if with_strip:
         moments = np.linspace(0, episode.length - 1, STRIP_MOMENTS).round().astype(int)
-        write_strip(folder / f"episode_{episode.number:05d}_strip.png",
+        write_strip(store.file_of("strip", episode.number),
                     [[mark_action(episode.person_views[t], episode.actions[t])
                       for t in moments]], STRIP_HEIGHT)
     for view, frames in views.items():
         marked = (mark_action(frame, action)
                   for frame, action in zip(frames, episode.actions))
-        write_video(folder / f"episode_{episode.number:05d}_{view}.mp4", marked, tps)
+        write_video(store.file_of(view, episode.number), marked, tps)
     print(f"episode {episode.number}: level {episode.level_seed}, return "
           f"{episode.total_reward:g}, {episode.length} steps")
 
@@ -77,14 +87,16 @@ def render(options: RenderOptions) -> Path:
     patches = open_arm(options.arm, options, policy, config, lambda size, seed: played_reference(
         policy, compute, config, measured, size, seed, edit), edit)
     folder = options.vid_dir or Path("logs") / "videos" / config.env_name / options.exp_name
-    save_json(folder / "rendering.json", {
+    store = ResultStore(folder, RENDERING)
+    store.open({
         "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
         "env": vars(config), **region_described(edit), "seed": options.seed, "tps": options.tps,
-        "precision": compute.precision, **patches.metadata, "versions": versions()})
+        "precision": compute.precision, **patches.metadata, "versions": versions()},
+        options.overwrite)
     with patches.scope(policy):
         for episode in play_episodes(policy, compute, config, levels, options.seed, 1,
                                      PlayOptions(edit=edit, keep_person_views=True)):
-            write_episode(folder, episode, options.tps, options.strip)
+            write_episode(store, episode, options.tps, options.strip)
     print(f"wrote {2 * options.num_eps} videos to {folder}")
     return folder
 

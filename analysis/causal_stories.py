@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
     store = ResultStore(output, PAGE_FILES)
     store.check_replaceable()
     comparison = ResultStore(args.comparison_dir or folders.comparison, COMPARISON_FILES)
-    settings = comparison.settings()
+    settings = comparison.settings(*COMPARISON_FILES.setting_types)
     numbers = comparison.read("sample_ids").tolist()
     samples = SampleFolder(args.samples_dir or Path(settings["samples_dir"]))
     inputs = Inputs.read(samples, numbers, directions_folder(args, parameters),
@@ -146,7 +146,7 @@ class BehaviourPages:
 
     def __init__(self, comparison: ResultStore, samples: SampleArrays, ics: np.ndarray,
                  share: float, num_films: int, names: Mapping[int, str], plots: Path, seed: int):
-        self._settings = comparison.settings()
+        self._settings = comparison.settings(*COMPARISON_FILES.setting_types)
         self._table, self._matrices = comparison.read("table"), comparison.read("matrix_table")
         self._numbers, labels = comparison.read("sample_ids"), comparison.read("behaviours")
         if not len(self._numbers) == len(labels) == len(ics):

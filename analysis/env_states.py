@@ -40,7 +40,7 @@ from analysis.state_plots import Plane
 from analysis.steps import ENDED, SimulatedSteps, read_simulated_states
 from common.cli import Parser, count
 from common.schemas import Array, Entry, Npy, Schema
-from common.step_results import StepResults
+from common.step_results import STEP_SETTINGS, StepResults
 from generative.sample_files import SampleFolder
 
 ENV_STATE_FILES = Schema(
@@ -53,7 +53,7 @@ ENV_STATE_FILES = Schema(
         "mean": Entry("mu_env_{}.npy", Npy(Array(np.floating, "E"))),
         "std": Entry("std_env_{}.npy", Npy(Array(np.floating, "E"))),
         "variances": Entry("pc_variances_env_{}.npy", Npy(Array(np.floating, "P")))},
-    settings_name="settings_{}.json", flag="--precomp_dir")
+    settings_name="settings_{}.json", flag="--precomp_dir", setting_types=STEP_SETTINGS)
 
 
 ENV_STATES = SampleAnalysis(EnvHiddenConfig, ENV_STATE_FILES, "env_states", "env_state_plots")

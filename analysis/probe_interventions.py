@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
     digest, policy = agent_sha256(args.agent_file), load_agent(args.agent_file, compute.device)
     examples = read_examples(args.data_dir, args.labels_dir, args.agent_file)
     env, atlas = recorded_game(examples.folder), ResultStore(args.atlas_dir, PROBE_ATLAS)
-    made_with = atlas.settings()
+    made_with = atlas.settings("agent_sha256", "recording_sha256")
     if (made_with["agent_sha256"], made_with["recording_sha256"]) != (
             digest, examples.folder.sha256()):
         raise UserError(f"{args.atlas_dir} holds probes of another agent or recording; run "

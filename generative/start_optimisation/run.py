@@ -78,9 +78,10 @@ class SearchOptions(SimulatorOptions, GeneratedDataOptions):
     num_recorded: int = option(
         2000, "maximum number of recorded starts, from which the density of starts and the scale "
               "of the targets are estimated", type=count)
-    best_of: int = option(
-        1000, "number of recorded starts that optimised starts are compared with; searches begin "
-              "from the remaining ones, or from as many random samples of the prior", type=count)
+    best_of: int | None = option(
+        None, "number of recorded starts that optimised starts are compared with; if not given, as "
+              "many as the searches for an objective evaluate. Searches begin from the remaining "
+              "ones, or from as many random samples of the prior", type=count)
     search_space: str | None = option(
         None, "search in the noise of the prior, or over start vectors; noise if the simulator has "
               "a trained prior and the flag is not given", choices=(NOISE, VECTOR))
@@ -135,7 +136,7 @@ class SearchOptions(SimulatorOptions, GeneratedDataOptions):
         Raises:
             UserError: if too few are left to begin from.
         """
-        best_of = self.best_of if "best_of" in self.given else min(self.best_of, num_windows // 2)
+        best_of = self.best_of or _equal_share(num_windows, self.num_starts, self.iterations)
         if not 0 < best_of <= num_windows - self.num_starts:
             raise UserError(f"--best_of {best_of} leaves {num_windows - best_of} of the "
                             f"{num_windows} recorded starts to begin from; lower it or "
@@ -261,11 +262,18 @@ def write_samples(options: SearchOptions, context: SearchContext, store: ResultS
     return folder
 
 
+def _equal_share(num_recorded: int, num_starts: int, iterations: int) -> int:
+    """Return how many recorded starts are compared, so that they are as many as the searches for an
+    objective evaluate; fewer if not enough would be left for the searches to begin from."""
+    return num_recorded - max((num_recorded - num_starts * iterations) // 2, num_starts)
+
+
 def write_results(search: FinishedSearch, batch_size: int, seed: int) -> None:
     """Evaluate the optimised starts, and write tables, images, figure and report."""
     context, store, recording = search.context, search.store, search.recording
-    starts, effects = evaluate(context, search.folders, recording, batch_size, seed)
+    starts, pairs, effects = evaluate(context, search.folders, recording, batch_size, seed)
     store.write("starts", value=starts)
+    store.write("pairs", value=pairs)
     if effects is not None:
         store.write("effects", value=effects)
     for number, rows in starts[starts["best"]].groupby("order"):
@@ -274,4 +282,5 @@ def write_results(search: FinishedSearch, batch_size: int, seed: int) -> None:
                 search.folders[row.penalty].sample(row.sample) for row in rows.itertuples()])
     with store.file("figure") as path:
         plot(path, starts)
-    store.write("report", value=report(context, starts, effects, recording is not None))
+    store.write("report", value=report(
+        context, starts, pairs, effects, recording is not None))
