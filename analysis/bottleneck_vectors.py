@@ -61,7 +61,6 @@ from common.palette import BLUE, VERMILION
 from common.schemas import Array, Entry, Npy, Schema, Table
 from common.step_results import StepResult, StepResults
 from generative.config import SAMPLE_STARTS
-from generative.flags import random_samples_of
 from generative.sample_files import SampleFolder
 
 COSINE_VECTORS = 1_400  # number of vectors whose pairs are stored: just under a million pairs
@@ -179,7 +178,7 @@ def compute(run: SampleRun) -> None:
         UserError: if samples are missing, damaged or too few, or if the vectors of the two kinds
             differ in dimension.
     """
-    numbers, random_samples = run.numbers, random_samples_of(run.args, run.parameters)
+    numbers, random_samples = run.numbers, run.options.random_samples
     random_numbers = choose_samples(random_samples, len(numbers))
     informed = run.samples.stacked_field("bottleneck_vec", numbers)
     random = random_samples.stacked_field("bottleneck_vec", random_numbers)

@@ -38,7 +38,6 @@ from analysis.parameters import EnvHiddenConfig
 from analysis.state_maps import SampleAnalysis, SampleRun
 from analysis.state_plots import Plane
 from analysis.steps import ENDED, SimulatedSteps, read_simulated_states
-from common.cli import Parser, count
 from common.schemas import Array, Entry, Npy, Schema
 from common.step_results import StepResults
 from generative.sample_files import SampleFolder
@@ -73,12 +72,6 @@ def compute(run: SampleRun) -> None:
     coordinates, _, leading = state_map.principal(states, scale)
     state_map.clusters(leading, coordinates)
     state_map.tsne(leading)
-
-
-def add_path_flag(parser: Parser) -> None:
-    """Add --num_epi_paths, the number of samples whose trajectories are drawn."""
-    parser.add_argument("--num_epi_paths", type=count, key="analysis.env_h.num_epi_paths",
-                        help="number of samples whose trajectories are drawn")
 
 
 def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
