@@ -349,9 +349,10 @@ class ParameterOptions(Options):
                      if (value := getattr(self, name)) is not None}
         name = self.interpreting_params_name
         if name is None:
-            name = recorded_set([Path(getattr(self, name)) / below for name, below in
-                                 DATA_FLAGS.items() if name in self.inputs
-                                 and getattr(self, name, None) is not None])
+            folders = [(Path(getattr(self, name)), below) for name, below in DATA_FLAGS.items()
+                       if name in self.inputs and getattr(self, name, None) is not None]
+            name = recorded_set([path / below if (path / below).is_dir() else path
+                                 for path, below in folders])
         return ParameterSet(name, overrides)
 
 
