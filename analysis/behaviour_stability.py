@@ -23,7 +23,7 @@ from analysis.behaviours import EnvCoordinatesOptions, most_common, read_feature
 from analysis.clustering import NO_CLUSTER, embed, find_clusters
 from analysis.decomposition import principal_components, standardizer_of
 from analysis.parameters import CLUSTERINGS, BehavioursConfig, PrecomputeOptions
-from analysis.state_maps import CLUSTERED_SHARE, SampleAnalysis, SampleRun
+from analysis.state_maps import CLUSTERED_SHARE, SampleRun
 from common.cli import count, seed
 from common.errors import UserError
 from common.options import changed, command, option
@@ -228,8 +228,8 @@ def compare_draws(options: BehaviourStabilityOptions) -> pd.DataFrame:
     if options.num_draws < 2 or not 0.5 < options.share < 1:
         raise UserError("--num_draws must be at least 2 and --share between 0.5 and 1, not "
                         f"{options.num_draws} and {options.share}")
-    run = SampleRun(SampleAnalysis(BehavioursConfig, stability_schema(options.num_draws),
-                                   "behaviour_stability"), options)
+    run = SampleRun(BehavioursConfig, stability_schema(options.num_draws), "behaviour_stability",
+                    options)
     results = run.results
     results.check_new(options.overwrite)
     rows, settings = read_features(run)

@@ -82,9 +82,6 @@ BEHAVIOUR_FILES = Schema(
     settings_name="settings_{}.json", flag="--precomp_dir")
 
 
-BEHAVIOURS = SampleAnalysis(BehavioursConfig, BEHAVIOUR_FILES, "behaviours", "behaviour_plots")
-
-
 def behaviour_features(agent: np.ndarray, env: np.ndarray,
                        differences: Sequence[int]) -> np.ndarray:
     """Compute the features of every step: the states of agent and environment, then the changes
@@ -194,8 +191,8 @@ def read_features(run: SampleRun) -> tuple[np.ndarray, dict[str, str]]:
         UserError: if samples or coordinates are missing, damaged or too few, or if the coordinates
             belong to other samples.
     """
-    agent, parameters = (run.samples.stacked_field("hidden_states", run.numbers),
-                         run.options.parameters)
+    parameters = run.options.parameters
+    agent = run.samples.stacked_field("hidden_states", run.numbers)
     env_results = StepResults.open(
         run.options.env_precomp_dir or parameters.folders.env_states, ENV_STATE_FILES,
         parameters.get(EnvHiddenConfig).num_samples, "--num_env_samples",
@@ -461,3 +458,7 @@ def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.nd
         below.suptitle(f"{len(rows)} of {whose}, with the action that led to the step; framed: "
                        "steps in the cluster", fontsize=10)
         yield f"behaviour_{behaviour:02d}.png", figure
+
+
+BEHAVIOURS = SampleAnalysis(BehavioursConfig, BEHAVIOUR_FILES, "behaviours", "behaviour_plots",
+                            compute, draw_figures)

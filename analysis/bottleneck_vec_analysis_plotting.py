@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import ClassVar
 
-from analysis.bottleneck_vectors import BOTTLENECK, draw_figures
+from analysis.bottleneck_vectors import BOTTLENECK
 from analysis.parameters import BottleneckConfig, PlottingOptions, SampleAnalysisOptions
-from analysis.state_maps import plot
 from common.options import command
 
 
@@ -20,12 +18,7 @@ class BottleneckPlotsOptions(PlottingOptions, SampleAnalysisOptions):
     section: ClassVar[str] = BottleneckConfig.section
 
 
-def plot_bottleneck_vectors(options: BottleneckPlotsOptions) -> Path:
-    """Draw all figures, and return their folder."""
-    return plot(BOTTLENECK, options, draw_figures)
-
-
-main = command(BottleneckPlotsOptions, plot_bottleneck_vectors)
+main = command(BottleneckPlotsOptions, BOTTLENECK.plot)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from analysis.bottleneck_vectors import BOTTLENECK, compute
+from analysis.bottleneck_vectors import BOTTLENECK
 from analysis.parameters import BottleneckConfig, PrecomputeOptions, SampleAnalysisOptions
-from analysis.state_maps import precompute
 from common.options import command
-from common.step_results import StepResults
 from generative.flags import RandomSamplesOptions
 
 
@@ -22,12 +20,7 @@ class BottleneckOptions(RandomSamplesOptions, PrecomputeOptions, SampleAnalysisO
     section: ClassVar[str] = BottleneckConfig.section
 
 
-def analyse_bottleneck_vectors(options: BottleneckOptions) -> StepResults:
-    """Compute and store the analysis, and return its results."""
-    return precompute(BOTTLENECK, options, compute)
-
-
-main = command(BottleneckOptions, analyse_bottleneck_vectors)
+main = command(BottleneckOptions, BOTTLENECK.precompute)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -92,9 +92,6 @@ BOTTLENECK_FILES = Schema(
     settings_name="settings_{}.json", flag="--precomp_dir")
 
 
-BOTTLENECK = SampleAnalysis(BottleneckConfig, BOTTLENECK_FILES, "bottleneck", "bottleneck_plots")
-
-
 def unit_vectors(vectors: np.ndarray) -> np.ndarray:
     """Normalise vectors (N, V) to unit length, float64 (N, V)."""
     return vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
@@ -350,3 +347,7 @@ def plot_cosines(informed: np.ndarray, random: np.ndarray, dimensions: int,
     axes.set(xlabel="cosine between two vectors", ylabel="density (1 per unit of the cosine)")
     axes.legend()
     return figure
+
+
+BOTTLENECK = SampleAnalysis(BottleneckConfig, BOTTLENECK_FILES, "bottleneck", "bottleneck_plots",
+                            compute, draw_figures)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import ClassVar
 
-from analysis.behaviours import BEHAVIOURS, draw_figures
+from analysis.behaviours import BEHAVIOURS
 from analysis.parameters import BehavioursConfig, PlottingOptions, SampleAnalysisOptions
-from analysis.state_maps import plot
 from common.options import command
 
 
@@ -20,12 +18,7 @@ class BehaviourPlotsOptions(PlottingOptions, SampleAnalysisOptions):
     section: ClassVar[str] = BehavioursConfig.section
 
 
-def plot_behaviours(options: BehaviourPlotsOptions) -> Path:
-    """Draw all figures, and return their folder."""
-    return plot(BEHAVIOURS, options, draw_figures)
-
-
-main = command(BehaviourPlotsOptions, plot_behaviours)
+main = command(BehaviourPlotsOptions, BEHAVIOURS.plot)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -11,9 +11,8 @@ from typing import ClassVar
 
 from agents.provenance import check_agent
 from agents.rollout_files import RolloutFolder
-from analysis.behaviours import BEHAVIOURS, EnvCoordinatesOptions, compute
+from analysis.behaviours import BEHAVIOURS, EnvCoordinatesOptions
 from analysis.parameters import BehavioursConfig, PrecomputeOptions
-from analysis.state_maps import precompute
 from common.options import command, option
 from common.step_results import StepResults
 
@@ -37,7 +36,7 @@ def find_behaviours(options: BehavioursOptions) -> StepResults:
         check_agent(options.samples.description().get("agent_sha256"), recorded,
                     f"the samples in {options.samples.path} were recorded",
                     f"take samples of the agent of {options.agent_env_data_dir}")
-    return precompute(BEHAVIOURS, options, compute)
+    return BEHAVIOURS.precompute(options)
 
 
 main = command(BehavioursOptions, find_behaviours)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import ClassVar
 
-from analysis.env_states import ENV_STATES, draw_figures
+from analysis.env_states import ENV_STATES
 from analysis.parameters import EnvHiddenConfig, PlottingOptions, SampleAnalysisOptions
-from analysis.state_maps import plot
 from common.cli import count
 from common.options import command, option
 
@@ -23,12 +21,7 @@ class EnvStatePlotsOptions(PlottingOptions, SampleAnalysisOptions):
         None, "number of samples whose trajectories are drawn", type=count, key=".num_epi_paths")
 
 
-def plot_env_states(options: EnvStatePlotsOptions) -> Path:
-    """Draw all figures, and return their folder."""
-    return plot(ENV_STATES, options, draw_figures)
-
-
-main = command(EnvStatePlotsOptions, plot_env_states)
+main = command(EnvStatePlotsOptions, ENV_STATES.plot)
 
 if __name__ == "__main__":
     raise SystemExit(main())

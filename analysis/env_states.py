@@ -55,9 +55,6 @@ ENV_STATE_FILES = Schema(
     settings_name="settings_{}.json", flag="--precomp_dir")
 
 
-ENV_STATES = SampleAnalysis(EnvHiddenConfig, ENV_STATE_FILES, "env_states", "env_state_plots")
-
-
 def compute(run: SampleRun) -> None:
     """Standardise the states of all steps and find their principal components. Cluster the
     principal coordinates that explain 95 % of the variance, and compute their t-SNE map.
@@ -117,3 +114,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
                                          steps.action),
         lambda cluster: central_frames(samples, labels == cluster, principal, means[cluster],
                                        steps.sample, steps.step))
+
+
+ENV_STATES = SampleAnalysis(EnvHiddenConfig, ENV_STATE_FILES, "env_states", "env_state_plots",
+                            compute, draw_figures)

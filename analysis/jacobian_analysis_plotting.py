@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import ClassVar
 
-from analysis.jacobians import JACOBIANS, draw_figures
+from analysis.jacobians import JACOBIANS
 from analysis.parameters import JacobianConfig, PlottingOptions, SampleAnalysisOptions
-from analysis.state_maps import plot
 from common.options import command
 
 
@@ -19,12 +17,7 @@ class JacobianPlotsOptions(PlottingOptions, SampleAnalysisOptions):
     section: ClassVar[str] = JacobianConfig.section
 
 
-def plot_jacobians(options: JacobianPlotsOptions) -> Path:
-    """Draw all figures, and return their folder."""
-    return plot(JACOBIANS, options, draw_figures)
-
-
-main = command(JacobianPlotsOptions, plot_jacobians)
+main = command(JacobianPlotsOptions, JACOBIANS.plot)
 
 if __name__ == "__main__":
     raise SystemExit(main())

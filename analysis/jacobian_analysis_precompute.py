@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from analysis.jacobians import JACOBIANS, GradientOptions, compute
+from analysis.jacobians import JACOBIANS, GradientOptions
 from analysis.parameters import JacobianConfig, PrecomputeOptions
-from analysis.state_maps import precompute
 from common.options import command
-from common.step_results import StepResults
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,12 +19,7 @@ class JacobiansOptions(GradientOptions, PrecomputeOptions):
     section: ClassVar[str] = JacobianConfig.section
 
 
-def analyse_jacobians(options: JacobiansOptions) -> StepResults:
-    """Compute and store the analysis, and return its results."""
-    return precompute(JACOBIANS, options, compute)
-
-
-main = command(JacobiansOptions, analyse_jacobians)
+main = command(JacobiansOptions, JACOBIANS.precompute)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -75,9 +75,6 @@ JACOBIAN_FILES = Schema(
     settings_name="settings_{}.json", flag="--precomp_dir")
 
 
-JACOBIANS = SampleAnalysis(JacobianConfig, JACOBIAN_FILES, "jacobians", "jacobian_plots")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GradientOptions(DirectionIdsOptions, SampleAnalysisOptions):
     """Options that select the gradients to analyse."""
@@ -294,3 +291,7 @@ def _plot_sizes(sizes: np.ndarray, labels: np.ndarray, num_clusters: int, names:
     figure.colorbar(image, ax=panels, label="root mean square of the gradients")
     figure.suptitle(title, fontsize=10)
     return figure
+
+
+JACOBIANS = SampleAnalysis(JacobianConfig, JACOBIAN_FILES, "jacobians", "jacobian_plots",
+                           compute, draw_figures)

@@ -1,5 +1,5 @@
-"""Steps shared by the analyses of states (standardisation, PCA, clustering and t-SNE), and of
-the scripts that analyse simulated samples.
+"""Steps shared by the analyses of states (standardisation, PCA, clustering and t-SNE), and by the
+scripts that analyse simulated samples.
 
 Letters in shape comments: N states, D units, P principal components, d coordinates that are
 clustered or mapped, c dimensions of a t-SNE map.
@@ -148,50 +148,33 @@ def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> StepResult
              "components_for_95_percent": fit.number_for(CLUSTERED_SHARE)})
 
 
-@dataclasses.dataclass(frozen=True)
-class SampleAnalysis:
-    """Description of an analysis of simulated samples. One script computes its results, another
-    draws them.
-
-    Attributes:
-        config: class of the parameters, a subclass of ``MapConfig``.
-        schema: schema of the results.
-        folder: name of the attribute of ``AnalysisFolders`` that holds the folder of the results.
-        plots: name of the attribute of ``AnalysisFolders`` that holds the folder of the figures;
-            empty if no script draws the analysis.
-    """
-
-    config: Any
-    schema: Schema
-    folder: str
-    plots: str = ""
-
-
 class SampleRun:
     """One run of a script that analyses simulated samples.
 
     Args:
+        config, schema, folder: see ``SampleAnalysis``.
         options: options of the script, ``SampleAnalysisOptions`` and those of the analysis.
         to_read: whether the run reads the results. If the number of samples was not given, it is
             then that of the only results in the folder.
 
     Attributes:
         options: the argument.
-        config: parameters of the analysis, of the class ``analysis.config``.
+        config: parameters of the analysis.
         samples: folder of the samples.
         results: results of the analysis, to read or to write.
     """
 
-    def __init__(self, analysis: SampleAnalysis, options: Any, to_read: bool = False):
+    def __init__(self, config: Any, schema: Schema, folder: str, options: Any,
+                 to_read: bool = False):
         self.options, parameters = options, options.parameters
-        self.config: Any = parameters.get(analysis.config)
+        self.config: Any = parameters.get(config)
         self.samples = options.samples
-        folder = options.precomp_dir or getattr(parameters.folders, analysis.folder)
-        self.results = StepResults(folder, analysis.schema, self.config.num_samples)
+        path = options.precomp_dir or getattr(parameters.folders, folder)
+        self.results = StepResults(path, schema, self.config.num_samples)
         if to_read:
             self.results = StepResults.open(
-                folder, analysis.schema, self.config.num_samples, "--num_samples",
-                parameters.is_given(analysis.config, "num_samples"))
+                path, schema, self.config.num_samples, "--num_samples",
+                parameters.is_given(config, "num_samples"))
             self.config = dataclasses.replace(self.config, num_samples=self.results.number)
 
     @functools.cached_property
@@ -221,44 +204,63 @@ class SampleRun:
         return StateMap(self.config, seed, tsne_seed, self.results)
 
 
-def precompute(analysis: SampleAnalysis, options: Any, compute: Callable[[SampleRun], None]
-               ) -> StepResults:
-    """Compute an analysis of simulated samples, and return its results.
-
-    Args:
-        options: ``SampleAnalysisOptions``, ``PrecomputeOptions``, and those of the analysis.
-        compute: function that reads the inputs of a run, calls the run's ``start``, and computes
-            and stores the results.
-    """
-    run = SampleRun(analysis, options)
-    run.results.check_new(options.overwrite)
-    compute(run)
-    run.results.finish()
-    return run.results
-
-
 Draw = Callable[[StepResults, SampleFolder, SimulatedSteps, Any, int],
                 Iterator[tuple[str, Drawing]]]
 """Function that draws the figures of an analysis from its results, the folder of the samples, their
 steps, the parameters and a seed; yields pairs of file name and figure."""
 
 
-def plot(analysis: SampleAnalysis, options: Any, draw: Draw) -> Path:
-    """Draw all figures of an analysis of simulated samples, and return their folder.
+@dataclasses.dataclass(frozen=True)
+class SampleAnalysis:
+    """Description of an analysis of simulated samples. One script computes its results, another
+    draws them.
 
-    Args:
-        options: ``SampleAnalysisOptions``, ``PlottingOptions``, and those of the analysis.
+    Attributes:
+        config: class of the parameters, a subclass of ``MapConfig``.
+        schema: schema of the results.
+        folder: name of the attribute of ``AnalysisFolders`` that holds the folder of the results.
+        plots: name of the attribute of ``AnalysisFolders`` that holds the folder of the figures.
+        compute: function that reads the inputs of a run, calls the run's ``start``, and computes
+            and stores the results.
+        draw: function that draws all figures.
     """
-    run = SampleRun(analysis, options, to_read=True)
-    store = ResultStore(
-        options.output_dir or getattr(options.parameters.folders, analysis.plots),
-        figure_schema(analysis.schema.script.replace("precompute", "plotting")))
-    store.check_replaceable()
-    steps = read_simulated_steps(run.samples, run.numbers)
-    replace_figures(store, draw(run.results, run.samples, steps, run.config, options.seed),
-                    run.results, {"samples": str(run.samples.path), "seed": options.seed,
-                                  "parameters": dataclasses.asdict(run.config)})
-    return store.path
+
+    config: Any
+    schema: Schema
+    folder: str
+    plots: str
+    compute: Callable[[SampleRun], None]
+    draw: Draw
+
+    def precompute(self, options: Any) -> StepResults:
+        """Compute and store the analysis, and return its results.
+
+        Args:
+            options: ``SampleAnalysisOptions``, ``PrecomputeOptions``, and those of the analysis.
+        """
+        run = SampleRun(self.config, self.schema, self.folder, options)
+        run.results.check_new(options.overwrite)
+        self.compute(run)
+        run.results.finish()
+        return run.results
+
+    def plot(self, options: Any) -> Path:
+        """Draw all figures, and return their folder.
+
+        Args:
+            options: ``SampleAnalysisOptions`` and ``PlottingOptions``.
+        """
+        run = SampleRun(self.config, self.schema, self.folder, options, to_read=True)
+        store = ResultStore(
+            options.output_dir or getattr(options.parameters.folders, self.plots),
+            figure_schema(self.schema.script.replace("precompute", "plotting")))
+        store.check_replaceable()
+        steps = read_simulated_steps(run.samples, run.numbers)
+        replace_figures(store, self.draw(run.results, run.samples, steps, run.config,
+                                         options.seed),
+                        run.results, {"samples": str(run.samples.path), "seed": options.seed,
+                                      "parameters": dataclasses.asdict(run.config)})
+        return store.path
 
 
 def figure_schema(script: str) -> Schema:
