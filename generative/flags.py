@@ -28,7 +28,6 @@ from common.options import (
 )
 from common.parameters import ParameterSet
 from generative.config import LR_DECAYS, SAMPLE_STARTS, SimulatorConfig
-from generative.runs import open_simulator
 from generative.sample_files import SampleFolder
 from generative.simulator import Simulator
 from interventions.flags import direction_episodes, directions_folder
@@ -125,6 +124,8 @@ class SimulatorOptions(TrainSimulatorOptions):
         Args:
             compute: device and precision, if not those of the options.
         """
+        from generative.runs import open_simulator  # imports TensorBoard, which is slow
+
         return open_simulator(self.model_file, self.agent_file,
                               self.parameters.get(SimulatorConfig), compute or self.compute)
 
