@@ -4,9 +4,9 @@ behaviour.
 The same levels (or, with --in_simulator, the same simulated starts) are played with and without
 each alteration, and with controls: alterations of random directions of equal size, or patches of
 the same kind with random vectors, channels or cells. If patches are given, directions are altered
-only if --directions or --swaps is also given. A killed run resumes after its last finished
-alteration; directions, patches and controls can be added to a finished run. With --scan, every part
-of a layer is patched in turn, in single frames instead of whole runs.
+only if --directions, --ablations or --swaps is also given. A killed run resumes after its last
+finished alteration; directions, patches and controls can be added to a finished run. With --scan,
+every part of a layer is patched in turn, in single frames instead of whole runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from agents.agent_file import load_agent
 from agents.config import add_env_flags, env_config
@@ -31,8 +32,10 @@ from generative.dataset import RolloutDataset
 from generative.flags import add_data_flag
 from generative.runs import open_simulator
 from generative.sampling import SamplingPlan, simulated_starts
+from interventions.ablations import RESAMPLE, ablation_conditions
 from interventions.comparison import (
     COMPARISON,
+    ConditionSet,
     Testbed,
     real_levels,
     run_comparison,
@@ -48,6 +51,7 @@ from interventions.flags import (
     patch_arms,
     patched_precision,
 )
+from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector
 from interventions.scan_study import SCANNED, run_scan
 from maze.level.patch_words import register_maze_words
@@ -55,7 +59,8 @@ from maze.level.regions import add_cheese_region_flag, cheese_region, region_des
 from stats.effects import check_starts
 from stats.report import DIRECTIONS, MIXED, PATCHES
 
-NOT_WITH_SCAN = {"in_simulator", "patch", "patch_file", "directions", "swaps", "shard", "join"}
+NOT_WITH_SCAN = {"in_simulator", "patch", "patch_file", "directions", "ablations", "swaps",
+                 "shard", "join"}
 
 
 def parser() -> Parser:
@@ -122,16 +127,6 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError("--num_controls must be at least 2, so that each control can be compared "
                         "with another one")
     policy = load_agent(args.agent_file, compute.device)
-    sets = []
-    if not args.scan and (not arms or explicit & {"directions", "swaps"}):
-        projector, matrices = Projector.load_for(
-            policy.hidden_state_size, directions_folder(args, parameters),
-            direction_episodes(args, parameters, "--num_direction_episodes"), args.agent_file)
-        directions = (parameters.get(DirectionsConfig).ids()
-                      if not arms or "directions" in explicit else ())
-        swaps = swap_conditions(directions, args.swaps, args.num_controls, projector,
-                                compute.device, 0 if args.in_simulator else args.alter_from_step)
-        sets.append(dataclasses.replace(swaps, settings={"matrices_sha256": matrices}))
     if args.in_simulator:
         testbed = in_simulator(args, parameters, compute)
     else:
@@ -141,6 +136,10 @@ def main(argv: list[str] | None = None) -> None:
             policy, compute, env if args.training_levels else env.unseen_levels(),
             args.num_episodes, args.seed, args.num_envs, edit,
             {**region_described(edit), "from_step": args.alter_from_step})
+    sets = []
+    if not args.scan and (not arms or explicit & {"directions", "ablations", "swaps"}):
+        sets = direction_sets(args, parameters, testbed, with_ablations=not arms or bool(
+            explicit & {"directions", "ablations"}))
     references = args.reference_size, args.reference_seed
     settings = {
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
@@ -158,6 +157,31 @@ def main(argv: list[str] | None = None) -> None:
     run_comparison(store, testbed, sets, settings,
                    f"{args.agent_file.name} on {args.num_episodes} {where}, the same for every "
                    f"alteration; {acts}", wording, args.overwrite, args.shard)
+
+
+def direction_sets(args: argparse.Namespace, parameters: ParameterSet, testbed: Testbed,
+                   with_ablations: bool) -> list[ConditionSet]:
+    """Return the ablations and swaps of independent components that the flags specify, with their
+    controls."""
+    folder = directions_folder(args, parameters)
+    number = direction_episodes(args, parameters, "--num_direction_episodes")
+    projector, matrices = Projector.load_for(testbed.policy.hidden_state_size, folder, number,
+                                             args.agent_file)
+    directions = parameters.get(DirectionsConfig).ids() if with_ablations else ()
+    digests: dict[str, Any] = {"matrices_sha256": matrices}
+    sources = None
+    if directions and RESAMPLE in args.ablations:
+        results = hidden_state_results(folder, number)
+        sources = results.read("sources")
+        digests["sources_sha256"] = sha256(results.file("sources"))
+    from_step = 0 if args.in_simulator else args.alter_from_step
+    sets = (
+        ablation_conditions(directions, args.ablations, args.num_controls, projector, sources,
+                            testbed, from_step, args.seed),
+        swap_conditions(args.swaps, args.num_controls, projector, testbed.policy.device,
+                        from_step))
+    return [dataclasses.replace(each, settings={**each.settings, **digests})
+            for each in sets if each.conditions]
 
 
 def in_simulator(args: argparse.Namespace, parameters: ParameterSet,

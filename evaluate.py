@@ -30,9 +30,10 @@ from common.cli import (
     whole,
 )
 from common.devices import resolve_compute
-from common.errors import script_main
+from common.errors import UserError, script_main
 from common.files import read_description, save_json, versions
 from common.progress import with_progress
+from envs.procgen_env import draw_new_levels
 from interventions.flags import add_patch_flags, open_arm, patch_arm, patched_precision
 from interventions.patch_text import arm_name
 from maze.level.patch_words import register_maze_words
@@ -56,6 +57,9 @@ def parser() -> Parser:
     flags.add_argument("--training_levels", action="store_true",
                        help="play the levels of --start_level and --num_levels instead of unseen "
                             "levels")
+    flags.add_argument("--new_first_frames", action="store_true",
+                       help="leave out unseen levels whose first frame is that of a level of "
+                            "--start_level and --num_levels; many easy levels look alike")
     flags.add_argument("--greedy", action="store_true",
                        help="take the most likely action instead of sampling one")
     flags.add_argument("--num_envs", type=environments, default=64,
@@ -87,12 +91,17 @@ def main(argv: list[str] | None = None) -> None:
     arm = patch_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args, args.agent_file)
+    if args.new_first_frames and (args.training_levels or args.cheese_region):
+        raise UserError("--new_first_frames chooses unseen levels by their unedited first frames; "
+                        "leave --training_levels and --cheese_region out")
+    new = draw_new_levels(config, args.num_episodes, args.seed) if args.new_first_frames else None
     if not args.training_levels:
         config = config.unseen_levels()
     edit = cheese_region(config, args.cheese_region, args.agent_file)
     policy = load_agent(args.agent_file, compute.device)
     other = args.other_agent and load_agent(args.other_agent, compute.device)
-    levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed)))
+    levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed) if new is None
+                            else new[0]))
     measured = [level for _, level in levels]
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
         policy, compute, config, measured, size, seed, edit), edit)
@@ -113,6 +122,9 @@ def main(argv: list[str] | None = None) -> None:
     similarity = {} if other is None else {"alike": {
         "other_agent_sha256": agent_sha256(args.other_agent),
         **compare_agents(policy, other, compute, config, args.num_compared, args.seed, edit)}}
+    if new is not None:
+        print(f"left out: the first frame of {new[1]:.1%} of the drawn unseen levels is that of "
+              "a known level")
     steps = result.mean_length * result.num_episodes
     with_patches = f", with {arm_name(arm)}" if arm else ""
     print(f"{args.agent_file} on {words_of(config, edit)}{with_patches}: "
@@ -137,7 +149,8 @@ def main(argv: list[str] | None = None) -> None:
         save_json(args.output, {
             "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
             "env": vars(config), **region_described(edit), "seed": args.seed,
-            "greedy": args.greedy,
+            "greedy": args.greedy, "new_first_frames": args.new_first_frames,
+            **({} if new is None else {"share_left_out": new[1]}),
             "precision": compute.precision, **patches.metadata, **similarity,
             **({"moved": [dataclasses.asdict(size) for size in scope.changes()]} if arm else {}),
             **dataclasses.asdict(result), **failures, "versions": versions()})

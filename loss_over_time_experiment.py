@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 
 from agents.agent_file import load_agent
@@ -32,32 +31,14 @@ from common.results import ResultStore
 from common.video import write_strip
 from envs.objects import objects_of
 from generative import dream_life, world_card
+from generative.card_tables import print_card, print_summary
 from generative.config import LossOverTimeConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
-from generative.fidelity import (
-    KEPT,
-    OBJECT_SHOWN,
-    PSNR,
-    PSNR_MARGIN,
-    PSNR_MOVING,
-    PSNR_OF_MEAN_ERROR,
-    PSNR_REMEMBERED,
-    PSNR_REVEALED,
-    SSIM,
-    SSIM_REMEMBERED,
-    FidelityCard,
-    ObjectFrames,
-    OtherAgent,
-)
-from generative.figures import LINES, TITLES_OF_AGENT, plot_card, plot_losses, plot_objects
+from generative.fidelity import FidelityCard, ObjectFrames, OtherAgent
+from generative.figures import plot_card, plot_losses, plot_objects
 from generative.flags import add_simulator_flags
 from generative.loss_over_time import (
-    AGENT_BASELINES,
-    IMAGE_MSE,
     LOSS_OVER_TIME,
-    OTHER_SIMULATOR,
-    PREDICTORS,
-    SIMULATOR,
     Means,
     choose_windows,
     fit_means,
@@ -73,12 +54,6 @@ from generative.world_contents import check_squares, recorded_worlds
 from generative.world_simulations import Simulations
 from generative.world_tables import as_json, print_tables
 
-SHOWN_STEPS = range(1, 11)
-CARD_STEPS = (0, 1, 2, 5, 10, 15, 16, 32)
-CARD_TITLES = {PSNR: "all pixels", PSNR_REMEMBERED: "remembered pixels",
-               PSNR_REVEALED: "newly revealed pixels", PSNR_MOVING: "moving objects",
-               PSNR_OF_MEAN_ERROR: "of the mean error", SSIM: "SSIM, all pixels",
-               SSIM_REMEMBERED: "SSIM, remembered pixels"}
 NUM_STRIPS = 8
 STRIDE = 2  # every other step
 STRIP_HEIGHT = 128
@@ -372,65 +347,6 @@ def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
 
     return ObjectFrames(tuple(kind.name for kind in kinds), of,
                         tuple(kind.changes_place for kind in kinds))
-
-
-def print_summary(table: pd.DataFrame, compared: list[dict]) -> None:
-    """Print image errors, agent measures and shown objects at the first steps, and comparisons with
-    other predictors.
-
-    Args:
-        table: table from ``generative.loss_over_time.table_of``.
-        compared: result of ``generative.loss_tables.comparisons``.
-    """
-    rows = table[table["step"].isin(SHOWN_STEPS)]
-    for kind, title in ((IMAGE_MSE, "mean squared error of the image"), *TITLES_OF_AGENT.items()):
-        print(f"{title} by simulated step, up to the end of the episode")
-        _print_means(rows[rows["kind"] == kind], "predictor",
-                     {name: name for name in (*PREDICTORS, OTHER_SIMULATOR, *AGENT_BASELINES)},
-                     digits=5)
-    shown = {kind: kind.removeprefix(OBJECT_SHOWN) for kind in sorted(table["kind"].unique())
-             if kind.startswith(OBJECT_SHOWN)}
-    if shown:
-        print("share of the objects in view that the simulator shows")
-        _print_means(rows[rows["predictor"] == SIMULATOR], "kind", shown)
-    for comparison in compared:
-        if steps := comparison["steps"]:
-            print(f"the simulator beats {comparison['predictor']} at {comparison['better']} of the "
-                  f"{len(steps)} steps from {steps[0]} to {steps[-1]}; at {comparison['clearly']} "
-                  "of them, the 95 % interval of the difference excludes 0")
-
-
-def print_card(table: pd.DataFrame) -> None:
-    """Print the fidelity card.
-
-    It has PSNR and SSIM of the simulator, the PSNR of all predictors, and the difference in PSNR
-    between recorded and other actions at the last step; if objects were measured, also the share of
-    initial objects that the simulator still shows.
-
-    Args:
-        table: table from ``generative.loss_over_time.table_of``.
-    """
-    rows = table[table["step"].isin(CARD_STEPS)]
-    print("PSNR (dB) and SSIM of the simulator by simulated step; step 0 shows the last initial "
-          "frame")
-    _print_means(rows[rows["predictor"] == SIMULATOR], "kind", CARD_TITLES)
-    print("PSNR (dB) of all predictors")
-    _print_means(rows[rows["kind"] == PSNR], "predictor", {name: name for name in LINES})
-    kept = {kind: kind.removeprefix(KEPT) for kind in table["kind"].unique()
-            if kind.startswith(KEPT)}
-    if kept:
-        print("share of the objects in view at the start that the simulator still shows")
-        _print_means(rows[rows["predictor"] == SIMULATOR], "kind", kept)
-    margins = table[table["kind"] == PSNR_MARGIN]
-    for row in margins[margins["step"] == margins["step"].max()].itertuples():
-        print(f"PSNR with recorded actions minus {row.predictor} at step {row.step}: "
-              f"{row.mean:+.2f} dB ({row.low_95:.2f} to {row.high_95:.2f})")
-
-
-def _print_means(rows: pd.DataFrame, index: str, titles: dict[str, str], digits: int = 3) -> None:
-    means = rows.pivot_table(index=index, columns="step", values="mean", sort=False)
-    means = means.reindex([name for name in titles if name in means.index]).rename(titles)
-    print(means.to_string(float_format=f"{{:.{digits}f}}".format, index_names=False, na_rep=""))
 
 
 if __name__ == "__main__":

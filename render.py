@@ -23,9 +23,17 @@ from common.cli import (
 )
 from common.devices import resolve_compute
 from common.errors import script_main
-from common.files import save_json, versions
+from common.files import versions
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
-from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_strip, write_video
+from common.results import ResultStore
+from common.video import (
+    FRAMES_PER_SECOND,
+    RENDERING,
+    enlarge,
+    mark_action,
+    write_strip,
+    write_video,
+)
 from interventions.flags import add_patch_flags, open_arm, patch_arm, patched_precision
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
@@ -43,6 +51,8 @@ def parser() -> Parser:
     flags.add_argument("--num_eps", type=count, default=10, help="number of episodes to render")
     flags.add_argument("--tps", type=frames_per_second, default=FRAMES_PER_SECOND,
                        help="environment steps per second in the videos")
+    flags.add_argument("--overwrite", action="store_true",
+                       help="delete an earlier rendering in the folder")
     flags.add_argument("--strip", action="store_true",
                        help="also write an image with several frames of each episode side by side")
     flags.add_argument("--exp_name", type=folder_name, default="render",
@@ -56,10 +66,11 @@ def parser() -> Parser:
     return flags
 
 
-def write_episode(folder: Path, episode: Episode, tps: int, with_strip: bool) -> None:
+def write_episode(store: ResultStore, episode: Episode, tps: int, with_strip: bool) -> None:
     """Write the videos of an episode, and print a one-line summary.
 
     Args:
+        store: the open folder.
         tps: environment steps per second of the videos.
         with_strip: also write an image of several frames side by side.
     """
@@ -68,13 +79,13 @@ def write_episode(folder: Path, episode: Episode, tps: int, with_strip: bool) ->
                        for frame in episode.frames)}
     if with_strip:
         moments = np.linspace(0, episode.length - 1, STRIP_MOMENTS).round().astype(int)
-        write_strip(folder / f"episode_{episode.number:05d}_strip.png",
+        write_strip(store.file_of("strip", episode.number),
                     [[mark_action(episode.person_views[t], episode.actions[t])
                       for t in moments]], STRIP_HEIGHT)
     for view, frames in views.items():
         marked = (mark_action(frame, action)
                   for frame, action in zip(frames, episode.actions))
-        write_video(folder / f"episode_{episode.number:05d}_{view}.mp4", marked, tps)
+        write_video(store.file_of(view, episode.number), marked, tps)
     print(f"episode {episode.number}: level {episode.level_seed}, return "
           f"{episode.total_reward:g}, {episode.length} steps")
 
@@ -94,14 +105,16 @@ def main(argv: list[str] | None = None) -> None:
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
         policy, compute, config, measured, size, seed, edit), edit)
     folder = args.vid_dir or Path("logs") / "videos" / config.env_name / args.exp_name
-    save_json(folder / "rendering.json", {
+    store = ResultStore(folder, RENDERING)
+    store.open({
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "env": vars(config), **region_described(edit), "seed": args.seed, "tps": args.tps,
-        "precision": compute.precision, **patches.metadata, "versions": versions()})
+        "precision": compute.precision, **patches.metadata, "versions": versions()},
+        args.overwrite)
     with patches.scope(policy):
         for episode in play_episodes(policy, compute, config, levels, args.seed, 1,
                                      PlayOptions(edit=edit, keep_person_views=True)):
-            write_episode(folder, episode, args.tps, args.strip)
+            write_episode(store, episode, args.tps, args.strip)
     print(f"wrote {2 * args.num_eps} videos to {folder}")
 
 

@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +27,10 @@ from agents.acting import draw_actions, run_policy
 from agents.hooks import active_patches, batch_info
 from agents.networks import Policy, PolicyOutput
 from agents.patch import BatchInfo
+from common.config import check_entries
 from common.devices import Compute
+from common.errors import UserError
+from common.files import read_description
 from common.video import mark_action, side_by_side
 from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
 from stats.significance import share
@@ -275,6 +279,23 @@ class Evaluation:
                 f"{100 * self.success_interval[1]:.1f}), mean return {self.mean_return:.2f}"
                 f"{interval}, mean length {self.mean_length:.1f} steps over "
                 f"{self.num_episodes} levels")
+
+
+def read_evaluation(path: Path, more: Mapping[str, object] | None = None) -> dict:
+    """Read a file of ``evaluate.py --output``; return {} if it is missing.
+
+    Args:
+        more: types of further entries that it must have, see ``config.check_entries``.
+
+    Raises:
+        UserError: if the file is damaged; the message names the entry.
+    """
+    kinds = {"num_episodes": int, "success_rate": float, "success_interval": tuple[float, ...],
+             **(more or {})}
+    result = read_description(path)
+    if result and len(check_entries(result, kinds, path, kinds)["success_interval"]) != 2:
+        raise UserError(f"{path}: 'success_interval' must hold two numbers")
+    return result
 
 
 def evaluate(episodes: Iterable[Episode]) -> Evaluation:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 
 from agents.rollout_files import RolloutFolder
+from common.config import typed
 from common.errors import UserError
 from common.files import versions
 from envs.cheese_region import CheeseRegion
@@ -44,11 +45,11 @@ def recorded_levels(folder: RolloutFolder) -> tuple[EnvConfig, LevelSlots]:
 
 
 def _game_of(folder: RolloutFolder) -> EnvConfig:
-    try:
-        return EnvConfig(**folder.description()["env"])
-    except (KeyError, TypeError):
+    env = folder.description().get("env")
+    if not env:
         raise UserError(f"{folder.description_file} does not say which game was recorded; record "
-                        "the agent with record.py") from None
+                        "the agent with record.py")
+    return typed(EnvConfig, env, f"{folder.description_file}, 'env'")
 
 
 def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, last: int

@@ -158,8 +158,8 @@ class RolloutFolder(ResultStore):
 
     def description(self) -> dict:
         """Return the settings of the recording; empty for published data, which lacks them."""
-        return {name: value for name, value in read_description(self.description_file).items()
-                if name != CONTENTS}
+        settings = self.schema.read_settings(self.description_file)
+        return {name: value for name, value in settings.items() if name != CONTENTS}
 
     def stored_digests(self) -> tuple[dict, int]:
         """Return the digests in ``recording.json``, and its modification time in nanoseconds;

@@ -59,7 +59,7 @@ from common.game_constants import ACTION_LABELS
 from common.options import option
 from common.palette import SKY_BLUE, VERMILION
 from common.schemas import Array, Entry, Npy, Schema
-from common.step_results import StepResult, StepResults
+from common.step_results import STEP_SETTINGS, StepResult, StepResults
 from common.video import enlarge, mark_action
 from generative.sample_files import SampleFolder
 
@@ -79,7 +79,7 @@ BEHAVIOUR_FILES = Schema(
         "principal": Entry("pca_data_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "N P"))),
         "mean": Entry("mu_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "D"))),
         "std": Entry("std_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "D")))},
-    settings_name="settings_{}.json", flag="--precomp_dir")
+    settings_name="settings_{}.json", flag="--precomp_dir", setting_types=STEP_SETTINGS)
 
 
 def behaviour_features(agent: np.ndarray, env: np.ndarray,
@@ -230,7 +230,7 @@ def read_env_coordinates(results: StepResults, samples: SampleFolder, numbers: l
         raise UserError(f"{path} has {rows.shape[1]} principal components of the states in "
                         f"{results.number} samples, but n_components_env is {num_components} and "
                         f"num_samples is {len(numbers)}; run {script} with more")
-    settings = results.settings()
+    settings = results.settings("samples", "sample_numbers", "samples_made_by")
     if settings and (settings["sample_numbers"][:len(numbers)] != numbers
                      or settings["samples_made_by"] != samples.description()):
         raise UserError(f"{path} was computed from {settings['samples']}, which does not hold the "

@@ -59,7 +59,7 @@ from analysis.steps import ENDED, SimulatedSteps, choose_samples, read_simulated
 from common.errors import UserError
 from common.palette import BLUE, VERMILION
 from common.schemas import Array, Entry, Npy, Schema, Table
-from common.step_results import StepResult, StepResults
+from common.step_results import STEP_SETTINGS, StepResult, StepResults
 from generative.config import SAMPLE_STARTS
 from generative.sample_files import SampleFolder
 
@@ -89,7 +89,7 @@ BOTTLENECK_FILES = Schema(
                                               exact=True, whole=True)),
         "published_table": Entry("lv_inf_aux_data_{}.csv", Table(_OUTCOMES, gaps=(), exact=True,
                                                                  whole=True))},
-    settings_name="settings_{}.json", flag="--precomp_dir")
+    settings_name="settings_{}.json", flag="--precomp_dir", setting_types=STEP_SETTINGS)
 
 
 def unit_vectors(vectors: np.ndarray) -> np.ndarray:

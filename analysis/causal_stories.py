@@ -93,7 +93,7 @@ def write_stories(options: StoriesOptions) -> Path:
     store = ResultStore(output, PAGE_FILES)
     store.check_replaceable()
     comparison = ResultStore(options.comparison_dir or folders.comparison, COMPARISON_FILES)
-    settings = comparison.settings()
+    settings = comparison.settings(*COMPARISON_FILES.setting_types)
     numbers = comparison.read("sample_ids").tolist()
     samples = SampleFolder(options.samples_dir or Path(settings["samples_dir"]))
     inputs = Inputs.read(samples, numbers, options.directions_folder, options.direction_episodes,
@@ -139,7 +139,7 @@ class BehaviourPages:
 
     def __init__(self, comparison: ResultStore, samples: SampleArrays, ics: np.ndarray,
                  share: float, num_films: int, names: Mapping[int, str], plots: Path, seed: int):
-        self._settings = comparison.settings()
+        self._settings = comparison.settings(*COMPARISON_FILES.setting_types)
         self._table, self._matrices = comparison.read("table"), comparison.read("matrix_table")
         self._numbers, labels = comparison.read("sample_ids"), comparison.read("behaviours")
         if not len(self._numbers) == len(labels) == len(ics):

@@ -39,7 +39,7 @@ from analysis.state_maps import SampleAnalysis, SampleRun
 from analysis.state_plots import Plane
 from analysis.steps import ENDED, SimulatedSteps, read_simulated_states
 from common.schemas import Array, Entry, Npy, Schema
-from common.step_results import StepResults
+from common.step_results import STEP_SETTINGS, StepResults
 from generative.sample_files import SampleFolder
 
 ENV_STATE_FILES = Schema(
@@ -52,7 +52,7 @@ ENV_STATE_FILES = Schema(
         "mean": Entry("mu_env_{}.npy", Npy(Array(np.floating, "E"))),
         "std": Entry("std_env_{}.npy", Npy(Array(np.floating, "E"))),
         "variances": Entry("pc_variances_env_{}.npy", Npy(Array(np.floating, "P")))},
-    settings_name="settings_{}.json", flag="--precomp_dir")
+    settings_name="settings_{}.json", flag="--precomp_dir", setting_types=STEP_SETTINGS)
 
 
 def compute(run: SampleRun) -> None:

@@ -133,8 +133,7 @@ def dreams_table(search: FinishedSearch, sae: Dictionary, features: pd.DataFrame
     if search.recording is None:
         return table
     near = pd.Index(context.starts.windows).get_indexer(best["nearest_window"])
-    pool = len(context.starts.windows) - context.best_of
-    recorded = context.recorded_scores[pool:].argmax(axis=0) + pool
+    recorded = context.recorded_scores[context.pool:].argmax(axis=0) + context.pool
     real, of_recorded = (active_in_game(context, search, sae, rows)[:, ids]
                          for rows in (near, recorded))
     active = real > 0

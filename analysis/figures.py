@@ -23,6 +23,7 @@ from analysis.state_plots import (
     plot_variance,
 )
 from analysis.steps import SimulatedSteps
+from common.config import check_entries
 from common.errors import UserError
 from common.game_constants import ACTION_LABELS, NUM_ACTIONS
 from common.step_results import StepResults
@@ -79,7 +80,8 @@ class Variances:
         self.variances = (results.read("variances") if results.has("variances") else
                           principal.var(axis=0, ddof=1, dtype=np.float64))
         facts = results.settings().get("steps", {}).get("pca", {})
-        self.total = facts.get("total_variance", float(self.variances.sum()))
+        self.total = check_entries(facts, {"total_variance": float}, results.settings_file).get(
+            "total_variance", float(self.variances.sum()))
 
     @property
     def axis_names(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ from common.game_constants import ACTION_LABELS
 from common.options import changed, option
 from common.progress import with_progress
 from common.schemas import Array, Entry, Npy, Schema
-from common.step_results import StepResults
+from common.step_results import STEP_SETTINGS, StepResults
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import DIRECTION, WITHOUT_ENV_GRADS, saliency_functions
 from generative.sample_files import SampleFolder
@@ -72,7 +72,9 @@ JACOBIAN_FILES = Schema(
         "mean": Entry("mu_jacob_{}.npy", Npy(Array(np.floating, "F"))),
         "variances": Entry("pc_variances_jacob_{}.npy", Npy(Array(np.floating, "P"))),
         "sizes": Entry("sizes_jacob_{}.npy", Npy(Array(np.floating, "N 2 K")))},
-    settings_name="settings_{}.json", flag="--precomp_dir")
+    settings_name="settings_{}.json", flag="--precomp_dir", setting_types={
+        **STEP_SETTINGS, "parameters": {"grad_timestep": int}, "functions": tuple[str, ...],
+        "saliency_made_by": {"common_timesteps": tuple[int, ...]}})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,12 +207,13 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     number = steps.num_samples
     labels, num_clusters = read_clusters(results, number)
     means = results.read("cluster_means")
-    settings, step = results.settings(), config.grad_timestep
+    settings = results.settings("parameters", "saliency_made_by", "functions")
+    step = config.grad_timestep
     names: list[str] = []
     what = "components of the agent's state"
     if settings:
         step = settings["parameters"]["grad_timestep"]
-        read_at = settings["saliency_made_by"].get("common_timesteps", ["?"])
+        read_at = settings["saliency_made_by"]["common_timesteps"]
         names = [function.direction_name for function in
                  saliency_functions(settings["functions"], direction_ids=(), direction_type="ica")]
         what = f"{len(names)} {what} at step {', '.join(map(str, read_at))}"

@@ -1,11 +1,11 @@
 """Effects of lesions of an agent's hidden state.
 
-On recorded frames, the divergence of the policy is measured at each step after the lesion. Its
-course over the steps is compared with that of the attribution of an action to earlier frames, by
-rank correlation and by the number of steps until each has decayed. In the real game, the success
-rate, the return, the length of episodes and the failures by cause are compared with those of the
-intact agent on the same levels with the same random draws. Controls change the state at random by
-the same amount. A killed run resumes after the last finished condition.
+On recorded frames, the divergence of the policy and the change of the value are measured at each
+step after the lesion. Their courses over the steps are compared with those after random changes of
+the same size, and with that of the attribution of an action to earlier frames. In the real game,
+the success rate, the return, the length of episodes and the failures by cause are compared with
+those of the intact agent on the same levels with the same random draws. Controls change the state
+at random by the same amount. A killed run resumes after the last finished condition.
 """
 
 # Letters in shape comments: A conditions, N windows or levels, K steps after a lesion.
@@ -33,8 +33,10 @@ from agents.similarity import kl_divergence
 from analysis.memory.labels import RecordingOptions
 from analysis.memory.lesion_results import (
     LESIONS,
+    POLICY,
     SOLVED,
     TESTED_STEPS,
+    VALUE,
     curves_of,
     open_loop_report,
     plot_curves,
@@ -166,8 +168,8 @@ def lesion_of(condition: Condition[Lesion]) -> Lesion:
 def measure_open_loop(policy: Policy, compute: Compute, folder: RolloutFolder,
                       conditions: Sequence[Condition[Lesion]], options: LesionOptions
                       ) -> dict[str, np.ndarray]:
-    """Measure the divergence of the policy on recorded frames under each condition, and the
-    attribution of actions to earlier frames.
+    """Measure the divergence of the policy and the change of the value on recorded frames under
+    each condition, and the attribution of actions to earlier frames.
 
     Args:
         policy: the agent.
@@ -179,6 +181,7 @@ def measure_open_loop(policy: Policy, compute: Compute, folder: RolloutFolder,
         Arrays of the entry ``open_loop`` for A conditions, N windows and K steps:
 
         - ``kl``: KL(intact policy ‖ policy under the condition) at each step, in nats (A, N, K)
+        - ``value``: absolute change of the value at each step, in the unit of the return (A, N, K)
         - ``moved``: mean size of the change of the state per changed step (A,)
         - ``attribution``: result of ``attribution_over_time`` (N, K + 1)
         - ``levels``: level seed of each window (N,)
@@ -188,19 +191,21 @@ def measure_open_loop(policy: Policy, compute: Compute, folder: RolloutFolder,
     """
     windows, donors, mean, std = read_windows(policy, compute, folder, options)
     check_starts(len(np.unique(windows.levels)), "--num_episodes")
-    intact, entering = run_windows(policy, windows)
+    intact, values, entering = run_windows(policy, windows)
     copies = Donors(list(entering), windows.levels, windows.first)
-    initial, curves = policy.initial_states(1)[0], []
+    initial, kl, changes = policy.initial_states(1)[0], [], []
     moved: dict[str, float] = {}
     for condition in with_progress(conditions, len(conditions), "lesion"):
         lesion = lesion_of(condition)
         alter = LesionedMemory(lesion, windows.begin, initial, std,
                                copies if lesion.kind == COPY else donors,
                                None if lesion.once else moved.get(condition.pattern))
-        lesioned, _ = run_windows(policy, windows, alter)
-        curves.append(kl_divergence(intact, lesioned).cpu().numpy())
+        lesioned, lesioned_values, _ = run_windows(policy, windows, alter)
+        kl.append(kl_divergence(intact, lesioned).cpu().numpy())
+        changes.append((lesioned_values - values).abs().cpu().numpy())
         moved[condition.name] = alter.moved.sum() / alter.num_steps.sum()
-    return {"kl": np.stack(curves), "moved": np.array([*moved.values()]), "levels": windows.levels,
+    return {"kl": np.stack(kl), "value": np.stack(changes), "moved": np.array([*moved.values()]),
+            "levels": windows.levels,
             "attribution": attribution_over_time(policy, windows, entering, mean)}
 
 
@@ -368,8 +373,10 @@ def write_results(store: ResultStore, conditions: Sequence[Condition[Lesion]], g
         conditions, at_steps, np.zeros_like(after[0]), after, options.seed, levels,
         {condition.name: moved for condition, moved in zip(conditions, measured["moved"])},
         verdicts=False)
-    curves = curves_of(conditions, kl, measured["attribution"], levels, options.seed)
-    reach = reach_of([condition.name for condition in conditions], kl,
+    effects_of_lesions = {POLICY: kl, VALUE: measured["value"].astype(float)}
+    curves = curves_of(conditions, effects_of_lesions, measured["attribution"], levels,
+                       options.seed)
+    reach = reach_of([condition.name for condition in conditions], effects_of_lesions,
                      measured["attribution"].astype(float), levels, options.seed)
 
     outcomes = outcomes_of(game)

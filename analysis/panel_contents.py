@@ -179,7 +179,7 @@ def _behaviours(folder: StepResults, sources: list[_Source]) -> np.ndarray:
     Published behaviours do not name their samples; they are assigned to the first samples of the
     first folder.
     """
-    behaviours, settings = folder.read("per_sample"), folder.settings()
+    behaviours, settings = folder.read("per_sample"), folder.settings("samples")
     name = Path(settings["samples"]).name if settings else sources[0].samples.path.name
     analysed = next((source for source in sources if source.samples.path.name == name), None)
     if analysed is None:
@@ -361,7 +361,7 @@ def _examples(store: ResultStore, feature: int) -> np.ndarray | None:
 def _dreams(dreams: ResultStore, features: ResultStore,
             sources: list[_Source]) -> dict[int, Dream]:
     """Read the starts that were optimised for features, by the number of the feature."""
-    settings = dreams.settings()
+    settings = dreams.settings("step")
     if settings.get("sae_sha256") != sha256(features.file_of("sae")):
         raise UserError(f"the starts in {dreams.path} were optimised for other features than those "
                         f"in {features.path}; choose another --dreams_dir, or run "

@@ -95,7 +95,7 @@ class ProbeDirections:
             UserError: if the atlas belongs to another agent or recording, or lacks a label.
         """
         examples, atlas = options.examples, ResultStore(options.atlas_dir, PROBE_ATLAS)
-        made_with = atlas.settings()
+        made_with = atlas.settings("agent_sha256", "recording_sha256")
         if (made_with["agent_sha256"], made_with["recording_sha256"]) != (
                 agent_sha256(options.agent_file), examples.folder.sha256()):
             raise UserError(f"{options.atlas_dir} holds probes of another agent or recording; run "

@@ -6,10 +6,17 @@ feature together with each other feature of its layer, and so on while the resul
 writes an agent file with the edit that has the largest rise in failures caused by the hazard minus
 the rise in other failures.
 
-candidates.csv has one row per tried edit, with the columns hazard, layer, features (numbers of the
-features ablated together, from 0), strength, levels (number of levels), by_hazard_before and
-by_hazard (failures caused by the hazard, without and with the edit), by_others_before and by_others
-(failures by other causes), and chosen (whether the edit was written).
+The best of many edits looks better than it is, and better than a single random edit. With
+--num_controls, the same search is repeated with random features: the directions of a layer's
+features with permuted channels, each edit being rescaled to change the layer as much. Each search
+writes an agent file, control_<number>_blind_to_<hazard>.pth, which attribution.failure_causes
+compares with the edit (--control_files).
+
+candidates.csv has one row per tried edit, with the columns hazard, control (number of the random
+features; -1 for the features), layer, features (numbers of the features ablated together, from 0),
+strength, levels (number of levels), by_hazard_before and by_hazard (failures caused by the hazard,
+without and with the edit), by_others_before and by_others (failures by other causes), and chosen
+(whether the edit was written).
 
 Measure the effects of the edits on other levels, with attribution.failure_causes. A killed run
 resumes after the last episode.
@@ -22,15 +29,19 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from agents.agent_file import load_agent, read_origin, save_agent
 from agents.config import add_env_flags, env_config
 from agents.edits import Edit, with_edits
 from agents.provenance import agent_digests, agent_sha256
+from agents.reference_set import activations_of, played_reference
+from attribution.editing import ChangeSizes
 from attribution.failures.causes import (
     Levels,
     Run,
@@ -55,6 +66,7 @@ from common.cli import (
     check_output,
     count,
     environments,
+    from_zero,
     seed,
     set_up_logging,
 )
@@ -64,6 +76,7 @@ from common.files import read_bytes, versions
 from common.results import ResultStore
 from common.tables import write_table
 from envs.objects import GameObject
+from interventions.flags import REFERENCE_SIZE
 from stats.effects import Condition
 
 PLAYED, TABLE = "played", "candidates.csv"  # names in the output folder
@@ -89,6 +102,9 @@ def parser() -> Parser:
     flags.add_argument("--num_episodes", type=count, default=160,
                        help="number of candidate levels; edits are tried on the levels that the "
                             "agent fails because of the hazard when it is invisible")
+    flags.add_argument("--num_controls", type=from_zero, default=0,
+                       help="number of repetitions of the search with random features; claims need "
+                            "at least 19")
     add_env_flags(flags)
     flags.add_argument("--num_envs", type=environments, default=64,
                        help="number of episodes played in parallel")
@@ -116,7 +132,8 @@ def main(argv: list[str] | None = None) -> None:
     table = args.output_dir / TABLE
     check_output(table, lambda path: b"by_hazard_before" in read_bytes(path).partition(b"\n")[0],
                  args.overwrite, "--output_dir")
-    agents = {hazard.name: args.output_dir / f"blind_to_{hazard.name}.pth" for hazard in hazards}
+    agents = {(hazard.name, control): args.output_dir / file_name(hazard.name, control)
+              for hazard in hazards for control in range(-1, args.num_controls)}
     for path in agents.values():
         check_output(path, lambda path: read_origin(path).edited_from is not None, args.overwrite,
                      "--output_dir")
@@ -133,6 +150,15 @@ def main(argv: list[str] | None = None) -> None:
                 for bottleneck in find_bottlenecks(run_of(original).policy, names)}
     levels = Levels(config, compute, list(enumerate(config.draw_levels(
         args.num_episodes, args.seed))), args.seed, args.num_envs)
+
+    @functools.cache
+    def activations() -> dict[str, Tensor]:
+        reference = played_reference(run_of(original).policy, compute, config,
+                                     [level for _, level in levels.levels], REFERENCE_SIZE,
+                                     args.seed)
+        return activations_of(run_of(original).policy, reference.frames, [
+            of_layer.settings["layer"] for of_layer in features.values()], reference.hidden_states)
+
     rows = []
     for hazard in hazards:
         store = ResultStore(args.output_dir / PLAYED / hazard.name, failure_files(config.env_name))
@@ -141,22 +167,37 @@ def main(argv: list[str] | None = None) -> None:
                 name: of_layer.checksum for name, of_layer in features.items()},
             "env": vars(config), "num_episodes": args.num_episodes, "seed": args.seed,
             "precision": compute.precision, "versions": versions(), "arms": {}}, args.overwrite)
-        best, trials = search_edits(args, original, features, hazard, levels,
-                                    functools.partial(play, store, levels))
+        for control in range(-1, args.num_controls):
+            make = functools.partial(edit_of, features) if control < 0 else random_features(
+                features, activations(), args.seed, control)
+            best, trials = search_edits(args, original, features, hazard, levels,
+                                        functools.partial(play, store, levels), make,
+                                        "edited" if control < 0 else f"control_{control:03d}")
+            rows += [{"hazard": hazard.name, "control": control, **trial,
+                      "features": " ".join(map(str, trial["features"])), "chosen": trial is best}
+                     for trial in trials]
+            path = agents[hazard.name, control]
+            save_agent(path, with_edits(load_agent(args.agent_file), [make(
+                best["layer"], best["features"], best["strength"])]),
+                       origin=dataclasses.replace(origin, edited_from=root))
+            report(path, best, hazard.name)
         store.finish()
-        rows += [{"hazard": hazard.name, **trial,
-                  "features": " ".join(map(str, trial["features"])), "chosen": trial is best}
-                 for trial in trials]
-        path = agents[hazard.name]
-        save_agent(path, with_edits(load_agent(args.agent_file), [edit_of(
-            features, best["layer"], best["features"], best["strength"])]),
-                   origin=dataclasses.replace(origin, edited_from=root))
-        print(f"wrote {path}: features {', '.join(map(str, best['features']))} of {best['layer']} "
+    write_table(table, pd.DataFrame(rows))
+
+
+def file_name(hazard: str, control: int) -> str:
+    """Return the name of the edited agent's file; ``control`` is -1 if the features are its own."""
+    name = f"blind_to_{hazard}.pth"
+    return name if control < 0 else f"control_{control:03d}_{name}"
+
+
+def report(path: Path, best: Mapping[str, Any], hazard: str) -> None:
+    """Print the best edit of a search, which was written to ``path``."""
+    print(f"wrote {path}: features {', '.join(map(str, best['features']))} of {best['layer']} "
               f"ablated at strength {best['strength']:g}; fails {best['by_hazard']} of "
-              f"{best['levels']} levels because of {hazard.name} (before the edit: "
+              f"{best['levels']} levels because of {hazard} (before the edit: "
               f"{best['by_hazard_before']}) and {best['by_others']} for other causes (before: "
               f"{best['by_others_before']})")
-    write_table(table, pd.DataFrame(rows))
 
 
 def play(store: ResultStore, levels: Levels, condition: Condition[Run],
@@ -190,9 +231,38 @@ def edit_of(features: Mapping[str, LayerFeatures], layer: str, numbers: Sequence
     return Edit(features[layer].settings["layer"], torch.from_numpy(directions), strength)
 
 
+def random_features(features: Mapping[str, LayerFeatures], activations: Mapping[str, Tensor],
+                    seed: int, control: int) -> Callable[[str, Sequence[int], float], Edit]:
+    """Return a function like ``edit_of`` for random features.
+
+    The channels of all directions of a layer are permuted in the same way, so the angles between
+    them stay. The strength is rescaled such that the layer's output changes as much as by the edit
+    of the features themselves.
+
+    Args:
+        features: features by short name of the layer.
+        activations: activations of the layers in some frames (N, C, …), by path of the layer.
+        seed, control: seed and number of the permutations.
+    """
+    rng = np.random.default_rng([seed, control])
+    orders = {name: torch.from_numpy(rng.permutation(of_layer.reducer.directions.shape[1]))
+              for name, of_layer in features.items()}
+
+    def make(layer: str, numbers: Sequence[int], strength: float) -> Edit:
+        edit = edit_of(features, layer, numbers, strength)
+        outputs = activations[edit.layer]
+        sizes = ChangeSizes(outputs, edit.signed(outputs.shape[1]))
+        permuted = dataclasses.replace(edit, directions=edit.directions[:, orders[layer]])
+        own, other = sizes.of(edit), sizes.of(permuted)
+        return dataclasses.replace(permuted, strength=strength * own / other) if other else permuted
+
+    return make
+
+
 def search_edits(args: argparse.Namespace, original: Condition[Run],
                  features: Mapping[str, LayerFeatures], hazard: GameObject, levels: Levels,
-                 play: Callable[[Condition[Run], Sequence[tuple[int, int]]], np.ndarray]
+                 play: Callable[[Condition[Run], Sequence[tuple[int, int]]], np.ndarray],
+                 make: Callable[[str, Sequence[int], float], Edit], prefix: str
                  ) -> tuple[dict, list[dict]]:
     """Search for the edit that blinds the agent to a hazard.
 
@@ -211,6 +281,8 @@ def search_edits(args: argparse.Namespace, original: Condition[Run],
             reason, or the hazard cannot be made invisible, edits are tried on all levels.
         play: function that plays N levels under a condition, and returns the cause of failure of
             each, or SOLVED (N,); levels are pairs of number and level seed.
+        make: function that returns the edit for a layer, numbers of features and a strength.
+        prefix: first part of the names of the conditions.
 
     Returns:
         The trial of the best edit, and all trials. A trial is a dict with the columns of
@@ -225,8 +297,8 @@ def search_edits(args: argparse.Namespace, original: Condition[Run],
 
     def try_edit(layer: str, numbers: tuple[int, ...], strength: float) -> dict:
         label = f"{layer}_{'_'.join(map(str, numbers))}_strength_{strength:g}"
-        edited = with_edits(run_of(original).policy, [edit_of(features, layer, numbers, strength)])
-        after = play(Condition(f"edited_{label}", label, label, value=Run(edited)), tried)
+        edited = with_edits(run_of(original).policy, [make(layer, numbers, strength)])
+        after = play(Condition(f"{prefix}_{label}", label, label, value=Run(edited)), tried)
         hazard_before, hazard_after = ((causes == hazard.name).sum() for causes in (before, after))
         return {"layer": layer, "features": numbers, "strength": strength, "levels": len(tried),
                 "by_hazard_before": hazard_before, "by_hazard": hazard_after,

@@ -24,6 +24,7 @@ from attribution.failures.results import ANY, FAILURES, ORIGINAL
 from attribution.results import AttributionStore, read_features
 from attribution.training_levels import LEVEL_SERIES, level_findings
 from attribution.trajectories import AdvantageSettings, Trajectories, advantages_of, value_spikes
+from common.config import typed
 from common.errors import UserError
 from common.results import ResultStore, Table
 from stats.association import explained
@@ -283,7 +284,7 @@ def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
     unit = studies.attributions.settings().get("unit")
     if not unit:
         return
-    settings = AdvantageSettings(**unit)
+    settings = typed(AdvantageSettings, unit, f"{studies.attributions.settings_file}, 'unit'")
     sizes = np.abs(advantages_of(studies.attributions.trajectories(), settings.reward_scale,
                                  settings.gamma, settings.lmbda))
     for name in studies.features:

@@ -21,8 +21,8 @@ class AttributionConfig:
         num_masked: number of frames whose objects are used to name the features.
         checks: names of the checks, as in ``attribution.checks --checks``.
         num_checked: number of frames in which attributions are checked.
-        num_maps: number of frames in which attributions are compared with saliency through the
-            simulator; 0 for no comparison.
+        num_maps: number of pairs of a frame and an object whose effect is predicted by the agent
+            alone and through the simulator; 0 for no comparison.
         compare_activations: whether to also find features by factorising activations instead of
             attributions, and score them for comparison.
     """

@@ -9,6 +9,7 @@ then counts the failures.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,7 +55,7 @@ from common.cli import (
     whole,
 )
 from common.devices import resolve_compute
-from common.errors import script_main
+from common.errors import UserError, script_main
 from common.files import versions
 from common.palette import DPI
 from common.results import ResultStore
@@ -79,6 +80,10 @@ def parser() -> Parser:
     flags.add_argument("--num_controls", type=controls_or_none, default=20,
                        help="number of random edits of the same size per edited agent; claims need "
                             "at least 19")
+    flags.add_argument("--control_files", type=Path, nargs="+", default=[], metavar="FILE",
+                       help="agents that are the controls of a single edited agent, instead of "
+                            "random edits: for an edit from attribution.choose_edits, the agents "
+                            "of the same search with random features (its --num_controls)")
     flags.add_argument("--invisible", nargs="+", default=[], metavar="HAZARD",
                        help="hazards, such as saw; for each, the original agent also plays with "
                             "this hazard invisible")
@@ -166,7 +171,17 @@ def make_conditions(args: argparse.Namespace, labels: Sequence[str], levels: Lev
     config = levels.config
     controls: list[Condition[Run]] = []
     agents = agent_conditions(args.agent_file, labels, levels.compute.device)
-    if args.num_controls and len(agents) > 1:
+    if args.control_files:
+        if len(agents) != 2:
+            raise UserError("--control_files are the controls of one edited agent, so --agent_file "
+                            "needs the original and one edited agent")
+        names = [f"control_{number:03d}_{labels[1]}" for number in range(len(args.control_files))]
+        controls = [dataclasses.replace(condition, name=name, control=True,
+                                        pattern=agents[1].pattern)
+                    for name, condition in zip(names, agent_conditions(
+                        [args.agent_file[0], *args.control_files], [ORIGINAL, *names],
+                        levels.compute.device)[1:])]
+    elif args.num_controls and len(agents) > 1:
         reference = played_reference(
             run_of(agents[0]).policy, levels.compute, config, [seed for _, seed in levels.levels],
             args.reference_size, args.seed)
@@ -235,6 +250,8 @@ def describe_controls(controls: Sequence[Condition[Run]]) -> str:
     """Describe the controls and their sizes for the report; return an empty string if there are
     none."""
     far = sum(not control.matched for control in controls)
+    if controls and not controls[0].settings.get("strengths"):
+        return "The controls are the agents of --control_files."
     return "" if not controls else (
         "The controls have the entries of the edit's directions at permuted channels, and a "
         "strength at which their change of the layer's output has the same mean size.") + (

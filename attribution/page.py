@@ -17,7 +17,7 @@ from attribution.page_files import MAX_NAME, AttributionPageFolder, write_page
 from attribution.results import LayerFeatures
 from attribution.trajectories import AUTO, GAMMA, LAMBDA, RAW, SLOPES, find_advantage_settings
 from common.cli import Parser, add_log_flag, count, set_up_logging
-from common.errors import UserError, nearest, script_main
+from common.errors import UserError, nearest, script_main, shortened
 from common.files import read_json
 from common.results import ResultStore, Schema
 
@@ -146,9 +146,9 @@ def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dic
                             f"{nearest(layer, features)}")
         for number, name in names.items():
             count = features[layer].number
-            if not (number.isdecimal() and 1 <= int(number) <= count):
-                raise UserError(f"{path} has a name for feature '{number}' of {layer}, whose "
-                                f"features are numbered 1 to {count}")
+            if number not in map(str, range(1, count + 1)):
+                raise UserError(f"{path} has a name for feature '{shortened(number, 100)}' of "
+                                f"{layer}, whose features are numbered 1 to {count}")
             if not isinstance(name, str) or len(name) > MAX_NAME:
                 raise UserError(f"in {path} the name of feature {number} of {layer} is not a text "
                                 f"of at most {MAX_NAME} characters")

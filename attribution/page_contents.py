@@ -17,7 +17,7 @@ import numpy as np
 from agents.agent_file import agent_title, load_agent
 from agents.failures import ENDED, MULTIPLE, OTHER, TIMEOUT, recorded_causes
 from agents.provenance import agent_digests, agent_sha256
-from attribution.checking.object_scores import OBJECT_FILES, has_names, read_names
+from attribution.checking.object_scores import OBJECT_FILES, OBJECT_SCORES, has_names, read_names
 from attribution.feature_directions import SUBDIVISIONS, Examples
 from attribution.feature_directions import THUMBNAIL as THUMBNAIL_SIDE
 from attribution.page_files import (
@@ -153,8 +153,7 @@ class AttributedAgent:
         gradients = self._store.outputs(INPUT)
         self.layers = [*([INPUT] if gradients else []), *self.features]
         if not self.layers:
-            raise UserError(f"{attributions} holds no finished attributions; compute them with "
-                            f"{ATTRIBUTION_SCRIPT}")
+            raise UserError(f"{attributions} is not finished; run {ATTRIBUTION_SCRIPT}")
         self.steps = self._store.trajectories()
         self.outputs = [*dict.fromkeys(itertools.chain(*map(self.outputs_at, self.layers)))]
         # The sort is stable, so outputs of one kind keep their order.
@@ -232,8 +231,7 @@ class AttributedAgent:
         facts = features.facts
         return PageLayer(
             name, features.settings.get("layer", name), tuple(facts["grid"]),
-            facts["first_pixel"], facts["stride"], features.number,
-            self._stability(features),
+            facts["first_pixel"], facts["stride"], features.number, self._stability(features),
             {title: facts[key] for key, title in _FACTS.items() if facts.get(key) is not None},
             outputs, bool(facts.get("partial")), objects=self._read_objects(name),
             **self._read_examples(features))
@@ -259,11 +257,12 @@ class AttributedAgent:
         if not has_names(self._objects, layer, features.checksum):
             return None
         names = read_names(self._objects, layer)
+        if len(names["features"]) != features.number:
+            raise UserError(f"{self._objects.path} names another number of features of {layer}")
         table = self._objects.read("scores", layer)[["feature", "kind", *_SCORES]]
         table = table[table["auc"].notna()]
         return {
-            "score": [names[key] for key in ("score", "score_low_95", "score_high_95",
-                                             "score_chance")],
+            "score": [names[key] for key in OBJECT_SCORES],
             "names": [
                 "" if stability < MIN_STABILITY else feature["name"] or ""  # NaN: unknown
                 for feature, stability in zip(names["features"], self._stability(features))],
@@ -284,6 +283,8 @@ class AttributedAgent:
         examples = {item: Examples(**store.read(*item)) for item in items}
         numbers = np.concatenate([of_item.observations.ravel() for of_item in examples.values()])
         used = np.unique(numbers[numbers >= 0])
+        if numbers.max(initial=-1) >= len(features.observations):
+            raise UserError(f"{store.path} is damaged: its examples show missing observations")
         new_numbers = np.full(len(features.observations), -1)
         new_numbers[used] = np.arange(len(used))
         converted = {
@@ -437,9 +438,9 @@ def _bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool, fai
         " (unit uncertain)", " Values and rewards seem to have different units, so this list may "
         "be wrong; export the page with another --reward_scale.")
     lists = [
-        (f"Unexpected failures{badge}", "The lowest advantages, one per episode: the return was "
+        (f"Worse than predicted{badge}", "The lowest advantages, one per episode: the return was "
          f"lower than predicted.{warning}", best(-advantages), advantages),
-        (f"Unexpected successes{badge}", "The highest advantages, one per episode: the return was "
+        (f"Better than predicted{badge}", "The highest advantages, one per episode: the return was "
          f"higher than predicted.{warning}", best(advantages), advantages),
         ("Value spikes", "Frames whose value differs most from that of the frames before and after "
          "them.", best(spikes), spikes),

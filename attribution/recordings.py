@@ -120,6 +120,11 @@ class Recording:
         borders = np.flatnonzero(np.diff(frame_ids[:, 0])) + 1
         for ids in np.split(frame_ids, borders):  # one episode, which is read in one piece
             episode, rows = int(ids[0, 0]), ids[:, 1]
+            if episode not in self._files or rows.min() < 0 or (
+                    rows.max() >= self._files[episode].frames.shape[0]):
+                raise UserError(f"{self.folder.path} has no row {rows.max()} of episode {episode}, "
+                                "which the features or attributions name; give the recording from "
+                                "which they were computed")
             begin, end = int(rows.min()), int(rows.max()) + 1
             files = self._files[episode]
             frames.append(files.frames.rows(begin, end)[rows - begin])

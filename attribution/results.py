@@ -93,9 +93,7 @@ ATTRIBUTION_SCRIPT = "python -m attribution.attribute"
 ACTIVATIONS = "activations"  # folder next to the folders of the outputs
 INPUT = "input"  # the frame itself, in place of a layer
 _FACTS = "found"  # entry of the settings of finished features
-# Types of the settings and facts that are read back; see the module docstring.
-_SETTING_TYPES = {"agent_sha256": str, "recording_sha256": str | None, "game": str | None,
-                  "layer": str, "place": int, "baseline": str}
+# Types of the facts that are read back; see the module docstring.
 _FACT_TYPES: dict[str, object] = {
     "grid": tuple[int, ...], "stride": float | None, "first_pixel": float | None, "signed": bool,
     "partial": bool, "observations": int, "explained": float, "residual_share": float,
@@ -124,7 +122,8 @@ FEATURES = Schema(
         "observations": Entry("observations.npy", Npy(Array(np.int32, "O 2"))),
         "spatial_examples": Entry("examples_spatial_{}.npz", _examples("R C"), optional=True),
         "thumbnail_examples": Entry("examples_thumbnail.npz", _examples("N"), optional=True)},
-    informative=("versions", "agent_file", _FACTS))
+    informative=("versions", "agent_file", _FACTS),
+    setting_types={"game": str | None, "layer": str, "place": int, "baseline": str})
 
 _CELLS = {"cells": Array(np.float16, "T H W G"), "totals": Array(np.float32, "T G")}  # G = F + 1
 _INTEGRAL = {"output": Array(np.float32, "T"), "baseline": Array(np.float32, "T"),
@@ -132,7 +131,8 @@ _INTEGRAL = {"output": Array(np.float32, "T"), "baseline": Array(np.float32, "T"
 ATTRIBUTIONS = Schema(
     "attributions", ATTRIBUTION_SCRIPT, items={
         "trajectories": Entry("trajectories.npz", Npz(FIELDS)),
-        "layer": Entry("{}/settings.json", Json()),
+        "layer": Entry("{}/settings.json", Json(
+            kinds={"place": int, "features_sha256": str})),
         "activations": Entry(f"{{}}/{ACTIVATIONS}/trajectory_{{:0>5}}.npz", Npz({
             "cells": Array(np.float16, "T H W F")})),
         "attributions": Entry("{}/{}/trajectory_{:0>5}.npz", Npz({**_CELLS, **_INTEGRAL})),
@@ -144,6 +144,7 @@ ATTRIBUTIONS = Schema(
             "gradients": Array(np.float16, "T 64 64 3"), "largest": Array(np.float32, "T"),
             "output": Array(np.float32, "T")})),
         "summary": Entry("{}/{}/summary.json", Json())},
+    setting_types={"tolerance": float | None, "steps": int, "rule": str, "unit": dict | None},
     # Attributions do not depend on "unit", the settings for computing advantages.
     informative=("versions", "agent_file", "unit"))
 
@@ -225,7 +226,9 @@ def read_features(path: Path, layer: str) -> LayerFeatures:
     facts = settings[_FACTS]
     signed = facts.get("signed", False)
     if (directions.shape[1] != mean_activations.shape[0] * (1 + signed)
-            or list(mean_activations.shape[1:]) != list(facts.get("grid", ()))):
+            or list(mean_activations.shape[1:]) != list(facts["grid"])
+            or any(len(facts.get(name) or directions) != len(directions)
+                   for name in ("names", "stability"))):
         raise UserError(f"{store.path} is damaged: the shapes of its files do not fit each other; "
                         f"replace them with {FEATURES_SCRIPT} --overwrite")
     digest = hashlib.sha256()
@@ -242,13 +245,10 @@ def _feature_settings(path: Path) -> dict:
     Raises:
         UserError: if the file is damaged; the message names the entry.
     """
-    settings = read_description(path)
-    if not settings:
-        return {}
-    settings = check_entries(settings, _SETTING_TYPES, path)
+    settings = FEATURES.read_settings(path)
     if _FACTS in settings:
-        settings[_FACTS] = check_entries(settings[_FACTS], _FACT_TYPES, f"{path}, '{_FACTS}'",
-                                         needed=("grid",))
+        check_entries(settings[_FACTS], _FACT_TYPES, f"{path}, '{_FACTS}'",
+                      needed=("grid", "stride", "first_pixel"))
     return settings
 
 
@@ -315,16 +315,11 @@ class AttributionStore(ResultStore):
         """Return the short names of the layers with finished attributions, in order of computation;
         the frame itself, which has no features, is left out."""
         names = [name for name in self.keys("layer") if self.outputs(name)]
-        return sorted(names, key=lambda name: (self._layer(name).get("place", 0), name))
+        return sorted(names, key=lambda name: (self.read("layer", name).get("place", 0), name))
 
     def tolerance(self) -> float:
         """Return the accepted completeness error."""
-        settings = check_entries(self.settings(), {"tolerance": float | None}, self.settings_file)
-        return settings.get("tolerance") or 0.01
-
-    def _layer(self, name: str) -> dict:
-        return check_entries(self.read("layer", name), {"place": int, "features_sha256": str},
-                             self.file_of("layer", name))
+        return self.settings().get("tolerance") or 0.01
 
     def outputs(self, layer: str) -> list[str]:
         """Return the names of the outputs whose attributions to a layer are finished, sorted."""
@@ -382,7 +377,7 @@ class AttributionStore(ResultStore):
             UserError: if they were reduced to other features; the message gives both checksums.
         """
         if self.has("layer", features.name):
-            checksum = self._layer(features.name).get("features_sha256")
+            checksum = self.read("layer", features.name).get("features_sha256")
             if checksum != features.checksum:
                 raise UserError(f"the attributions in {self.path} to the layer '{features.name}' "
                                 f"belong to features with the checksum {str(checksum)[:12]}, but "

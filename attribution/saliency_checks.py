@@ -1,62 +1,92 @@
-"""Compare saliency maps through the simulator with attributions to layers: which of the two more
-often predicts correctly what happens in the real game?
+"""Which map predicts the game? Compare predictions of the agent alone, and through the simulator,
+with the effects of objects that are removed from the real game.
 
-Both kinds of map are checked in the same recorded frames by deletion and insertion, by randomised
-weights, and by objects hidden in the real game. Results are written only at the end.
+For recorded frames and objects in view, the object is removed, and the agent's value and the
+log-probability of its recorded action are read some steps later. See
+``attribution.checking.object_effects`` (effects), ``effect_predictions`` (predictors) and
+``prediction_scores`` (scores). Worlds of simulators with worlds are rendered by the game.
+
+Results of each group of levels are stored, so that an interrupted run resumes. The folder holds::
+
+    settings.json           settings
+    levels/<number>.npz     measured and predicted effects of each group of levels
+    pairs.csv               numbers of pairs
+    scores.csv              scores of all predictors
+    differences.csv         paired differences between predictors
+    randomisation.csv       signs of predictions with random weights
+    checks.png, report.md   figure and report
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
-from agents.networks import Policy
-from agents.outputs import ANSWERS, VALUE, outputs_named
+from agents.outputs import TAKEN, VALUE, outputs_named
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
-from attribution.checking.object_removal import objects_table
+from attribution.checking.effect_predictions import (
+    SIMULATOR_METHODS,
+    Scene,
+    agent_names,
+    agent_predictions,
+    simulator_predictions,
+)
+from attribution.checking.object_effects import (
+    Pair,
+    choose_pairs,
+    measure_effects,
+    replay_pairs,
+)
 from attribution.checking.object_scores import kinds_in
-from attribution.checking.randomisation import (
-    cascade,
-    randomisation_table,
-    rank_correlations,
-    stages_of,
+from attribution.checking.prediction_report import plot, randomisation_table, report
+from attribution.checking.prediction_scores import (
+    BASELINES,
+    Effects,
+    pair_counts,
+    score_predictions,
 )
-from attribution.checking.saliency_comparison import (
-    Map,
-    attribution_maps,
-    compare_agreements,
-    deletion_table,
-    frame_deletion_curves,
-    hide_objects,
-    plot,
-    report,
-    simulated_maps,
-)
-from attribution.layers import find_bottlenecks
-from attribution.recordings import RecordedFrames, Recording
+from attribution.checking.randomisation import cascade
+from attribution.layers import Bottleneck, find_bottlenecks
+from attribution.recordings import Recording
 from common.cli import Parser, count
-from common.devices import resolve_compute
+from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256
 from common.palette import DPI
-from common.results import Entry, File, ResultStore, Schema
-from common.tables import write_table
-from generative.config import SaliencyConfig, SimulatorConfig
-from generative.dataset import RolloutDataset
+from common.progress import with_progress
+from common.results import Array, Entry, File, Npz, ResultStore, Schema, Table, Text
+from envs.wide_view import WorldView
+from generative.config import SimulatorConfig
 from generative.flags import add_simulator_flags
 from generative.frozen_agent import FrozenAgent
+from generative.rendered_worlds import check_rendering
 from generative.runs import open_simulator
-from generative.saliency.gradients import SaliencyFunction
-from generative.start_optimisation.objectives import drawn_windows
+from generative.simulator import Simulator
 
-RANDOM_ORDERS = 2  # random orders of blocks with which the maps' orders are compared
-CHECKS = Schema("checks of saliency maps (attribution.saliency_checks)",
-                "python -m attribution.saliency_checks", results={
-                    "tables": Entry("{}.csv", File()), "figures": Entry("{}.png", File()),
-                    "reports": Entry("{}.md", File())}, replaced=True)
+LAGS = (0, 1, 2, 4, 8)
+OUTPUTS = (VALUE, TAKEN)
+DRAWS = 4  # agents with random weights
+_LEVELS_PER_GROUP = 4
+_WALL = "wall"
+_GROUP = Npz({
+    "levels": Array(np.int64, "N"), "rows": Array(np.int64, "N"), "kinds": Array(np.str_, "N"),
+    "effects": Array(np.float64, f"2 {len(OUTPUTS)} {len(LAGS)} N", finite=False),
+    "apart": Array(np.float64, f"{len(LAGS)} N"),
+    "predictions": Array(np.float64, f"M {len(OUTPUTS)} {len(LAGS)} N"),
+    "randomised": Array(np.float64, f"X M {len(OUTPUTS)} {len(LAGS)} R")})
+CHECKS = Schema(
+    "checks of saliency maps (attribution.saliency_checks)",
+    "python -m attribution.saliency_checks",
+    items={"group": Entry("levels/{:05d}.npz", _GROUP)}, results={
+        **{name: Entry(f"{name}.csv", Table({})) for name in (
+            "pairs", "scores", "differences", "randomisation")},
+        "figure": Entry("checks.png", File()), "report": Entry("report.md", Text())})
 
 
 def parser() -> Parser:
@@ -64,28 +94,109 @@ def parser() -> Parser:
     add_simulator_flags(flags, "simulator file", model_file_required=True)
     flags.hide("batch_size")
     flags.set_defaults(precision="float32")
-    flags.add_argument("--layers", nargs="+", metavar="LAYER", default=["block2", "block3"],
-                       help="short names or paths of the layers to attribute to")
-    flags.add_argument("--output", default=VALUE, choices=ANSWERS,
-                       help="output that the maps explain")
-    flags.add_argument("--num_frames", type=count, default=300,
-                       help="maximum number of recorded frames")
-    flags.add_argument("--num_randomised", type=count, default=48,
-                       help="maximum number of these frames in which maps of agents with "
-                            "randomised weights are also computed")
+    flags.add_argument("--layers", nargs="+", metavar="LAYER", default=["block2"],
+                       help="short names or paths of layers from which the agent alone predicts")
+    flags.add_argument("--num_pairs", type=count, default=600,
+                       help="number of pairs of a frame and an object; all levels of the recording "
+                            "are used if they have fewer")
+    flags.add_argument("--num_randomised", type=int, default=40,
+                       help="number of these pairs for which agents with random weights predict, "
+                            "too")
+    flags.add_argument("--overwrite", action="store_true",
+                       help="delete the previous contents of the output folder")
     flags.add_argument("--output_dir", type=Path,
                        default=Path("analysis") / "attribution" / "saliency_checks",
                        help="folder to write to")
     return flags
 
 
+class Study:
+    """Measurement and prediction of effects.
+
+    Args:
+        simulator: the simulator with its agent, which is replaced while agents with random weights
+            predict.
+        compute: device and precision.
+        recording: the recording.
+        layers: layers from which the agent alone predicts.
+        num_draws: X, number of agents with random weights.
+        seed: seed of all random draws.
+
+    Attributes:
+        names: names of the predictors (M,).
+    """
+
+    def __init__(self, simulator: Simulator, compute: Compute, recording: Recording,
+                 layers: Sequence[Bottleneck], num_draws: int, seed: int):
+        self._simulator, self._compute, self._recording = simulator, compute, recording
+        self._layers, self._seed, self._own = layers, seed, simulator.agent
+        self._outputs = outputs_named(OUTPUTS)
+        policy = simulator.agent.policy
+        sizes = policy.hidden_state_size, policy.fc_policy.out_features
+        self._random = [FrozenAgent(list(cascade(policy, seed + 1000 * draw))[-1], *sizes)
+                        for draw in range(num_draws)]
+        self.game = recorded_game(recording.folder)
+        self.kinds = [kind for kind in kinds_in(self.game)
+                      if kind.name != _WALL and not kind.is_player]
+        self.names = (*agent_names(layers), *SIMULATOR_METHODS)
+
+    def group(self, episodes: Sequence[int], num_pairs: int, num_randomised: int
+              ) -> dict[str, np.ndarray]:
+        """Measure and predict the effects of objects in a group of levels.
+
+        Args:
+            episodes: numbers of the episodes.
+            num_pairs: maximum number of pairs, N.
+            num_randomised: number of these pairs for which random agents predict, R.
+
+        Returns:
+            The arrays of a group's file.
+        """
+        recording, shape = self._recording, (len(OUTPUTS), len(LAGS))
+        pairs = [pair for episode in episodes for pair in choose_pairs(
+            recording, episode, self.kinds, self._simulator.config.num_init_steps, max(LAGS),
+            self._seed)][:num_pairs]
+        few = pairs[:num_randomised]
+        arrays = {
+            "levels": np.array([pair.episode for pair in pairs], np.int64),
+            "rows": np.array([pair.row for pair in pairs], np.int64),
+            "kinds": np.array([pair.thing.kind.name for pair in pairs], np.str_),
+            "effects": np.zeros((2, *shape, 0)), "apart": np.zeros((len(LAGS), 0)),
+            "predictions": np.zeros((len(self.names), *shape, 0)),
+            "randomised": np.zeros((len(self._random), len(self.names), *shape, 0))}
+        if pairs:
+            scene = self._scene(pairs)
+            arrays |= {
+                "effects": measure_effects(self._own.policy, self._compute, scene.replays,
+                                           self._outputs, LAGS),
+                "apart": np.maximum.accumulate(scene.replays.apart)[list(LAGS)],
+                "predictions": self._predictions(self._own, scene)}
+        if few and self._random:
+            scene = self._scene(few)
+            arrays["randomised"] = np.stack([self._predictions(agent, scene)
+                                             for agent in self._random])
+        return arrays
+
+    def _scene(self, pairs: Sequence[Pair]) -> Scene:
+        replays = replay_pairs(self._recording, pairs, max(LAGS))
+        if self._simulator.squares is None:
+            return Scene.of(pairs, replays, self._recording.folder, None)
+        with contextlib.closing(WorldView(self.game)) as view:
+            return Scene.of(pairs, replays, self._recording.folder, view)
+
+    def _predictions(self, agent: FrozenAgent, scene: Scene) -> np.ndarray:
+        """Return the predictions of an agent (M, J, L, N)."""
+        self._simulator.agent = agent
+        return np.concatenate([
+            agent_predictions(agent.policy, self._compute, self._layers, self._outputs, LAGS,
+                              scene),
+            simulator_predictions(self._simulator, self._compute, self._outputs, LAGS, scene)])
+
+
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
-    common, saliency = parameters.common, parameters.get(SaliencyConfig)
-    lags = tuple(dict.fromkeys((0, saliency.common_timesteps[-1])))
-    store = ResultStore(args.output_dir, CHECKS)
-    store.check_replaceable()
+    common = parameters.common
     compute = resolve_compute(common.device, common.gpu_device, args.precision)
     simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
                                compute)
@@ -95,68 +206,50 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError("--layers names no layer with a spatial map; give block2 or block3, "
                         "for example")
     recording = Recording(Path(common.data_dir), policy, args.agent_file, args.check_contents)
-    kinds = kinds_in(recorded_game(recording.folder))
-    dataset = RolloutDataset(Path(common.data_dir), simulator.config.num_init_steps, max(lags) + 1)
-    windows = drawn_windows(dataset, args.num_frames, 0, args.seed)
-    frames = [dataset.place(int(window)) for window in windows]
-    places = np.array([(frame.episode, frame.frame) for frame in frames])
-    order = np.lexsort(places.T[::-1])
-    windows, places = windows[order], places[order]
-    recorded, episodes = recording.read(places), places[:, 0]
-    (output,) = outputs_named([args.output])
-
-    def maps_of(agent: Policy, rows: slice) -> list[Map]:
-        part = RecordedFrames(recorded.frames[rows], recorded.entering[rows],
-                              recorded.actions[rows])
-        simulator.agent = FrozenAgent(agent, policy.hidden_state_size,
-                                      policy.fc_policy.out_features)
-        return [*attribution_maps(agent, compute, layers, output, part),
-                *simulated_maps(simulator, compute, dataset, windows[rows],
-                                SaliencyFunction(args.output), lags,
-                                saliency.gaussian_kernel_size, saliency.sigma)]
-
-    maps = maps_of(policy, slice(None))
-    masks, changes, ended = hide_objects(policy, compute, recording.folder, places,
-                                         recorded.entering, kinds, output, lags)
-    by_lag = dict(zip(lags, changes))
-    current = [saliency_map for saliency_map in maps if saliency_map.lag == 0]
-    rng = np.random.default_rng([args.seed, 5])
-    scores = [*(saliency_map.blocks for saliency_map in current),
-              *(rng.random(current[0].blocks.shape) for _ in range(RANDOM_ORDERS))]
-    curves = frame_deletion_curves(policy, compute, recorded, scores, output)
-    some = slice(0, args.num_randomised)
-    correlations = np.array([
-        [rank_correlations(np.abs(own.values[some]), np.abs(other.values))
-         for own, other in zip(maps, maps_of(agent.requires_grad_(False), some))]
-        for agent in cascade(policy, args.seed)])  # (stages, maps, frames)
-    stages = [stage for stage, _ in stages_of(policy)]
-    names = [saliency_map.name for saliency_map in current]
-    tables = {
-        "agreement": compare_agreements(maps, masks, by_lag, episodes, args.seed),
-        "objects": pd.concat({
-            (saliency_map.name, saliency_map.lag): objects_table(
-                masks, by_lag[saliency_map.lag], saliency_map.values, saliency_map.bottleneck,
-                [kind.name for kind in kinds], episodes, args.seed)
-            for saliency_map in maps}, names=["map", "lag"]).reset_index(["map", "lag"]),
-        "deletion": deletion_table(names, curves, episodes, args.seed),
-        "randomisation": pd.concat({
-            saliency_map.name: randomisation_table(correlations[:, place], stages,
-                                                   episodes[some], args.seed)
-            for place, saliency_map in enumerate(maps)}, names=["map"]).reset_index("map")}
-    description = (
-        f"{len(places)} frames of {len(set(episodes.tolist()))} episodes, output {output.name}, "
-        f"read in the frame and {max(lags)} steps later; in {ended.sum()} of these frames, the "
-        "episode ends earlier.")
-    with store.replace({
-            "agent_sha256": agent_sha256(args.agent_file),
-            "model_sha256": sha256(args.model_file), "recording_sha256": recording.sha256,
-            "seed": args.seed, "output": output.name, "num_frames": args.num_frames,
-            "lags": lags}) as folder:
-        for name, table in tables.items():
-            write_table(folder / f"{name}.csv", table)
-        plot(tables, curves, names).savefig(folder / "checks.png", dpi=DPI)
-        (folder / "report.md").write_text(report(description, tables),
-                                           encoding="utf-8")
+    study = Study(simulator, compute, recording, layers, DRAWS if args.num_randomised else 0,
+                  args.seed)
+    if simulator.squares is not None:
+        check_rendering(simulator, recording.folder)
+    store = ResultStore(args.output_dir, CHECKS)
+    store.open({
+        "agent_sha256": agent_sha256(args.agent_file), "model_sha256": sha256(args.model_file),
+        "recording_sha256": recording.sha256, "seed": args.seed, "layers": args.layers,
+        "num_pairs": args.num_pairs, "num_randomised": args.num_randomised, "lags": LAGS,
+        "precision": compute.precision}, args.overwrite)
+    groups: list[dict[str, np.ndarray]] = []
+    episodes = list(recording.lengths)
+    parts = [episodes[begin:begin + _LEVELS_PER_GROUP]
+             for begin in range(0, len(episodes), _LEVELS_PER_GROUP)]
+    done = 0
+    for number, part in enumerate(with_progress(parts, len(parts), "group")):
+        groups.append(store.compute("group", number, function=functools.partial(
+            study.group, part, args.num_pairs - done, max(args.num_randomised - done, 0))))
+        done += len(groups[-1]["levels"])
+        if done >= args.num_pairs:
+            break
+    if not done:
+        raise UserError(f"no frame in {recording.folder.path} shows an object of a kind in "
+                        f"{', '.join(kind.name for kind in study.kinds)}")
+    arrays = {name: np.concatenate([group[name] for group in groups], axis=-1)
+              for name in groups[0]}
+    data = Effects(arrays["levels"], arrays["kinds"], arrays["effects"], arrays["apart"],
+                   dict(zip(study.names, arrays["predictions"])), OUTPUTS, LAGS)
+    alone = agent_names(layers)
+    scores, differences = score_predictions(data, [
+        *itertools.product(SIMULATOR_METHODS, (*alone, *BASELINES)),
+        *itertools.product(alone, BASELINES)], args.seed)
+    tables = {"pairs": pair_counts(data), "scores": scores, "differences": differences,
+              "randomisation": randomisation_table(data, arrays["randomised"], args.seed)}
+    for name, table in tables.items():
+        store.write(name, value=table)
+    with store.file("figure") as path:
+        plot(scores, OUTPUTS).savefig(path, dpi=DPI, format="png")
+    frames = len(np.unique(np.stack([arrays["levels"], arrays["rows"]]), axis=1).T)
+    store.write("report", value=report(
+        f"{done} pairs in {frames} frames of {len(np.unique(data.levels))} levels of "
+        f"{study.game.env_name}, mode {study.game.distribution_mode}."
+        + (" The simulator's worlds are rendered by the game." if simulator.squares else ""),
+        tables, OUTPUTS))
     print(f"wrote {args.output_dir / 'report.md'}")
 
 

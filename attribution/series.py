@@ -2,7 +2,8 @@
 on unseen levels, object scores of features, and a check of attributions.
 
 Each agent has a folder with training.json (evaluate.py --training_levels --output), unseen.json
-(evaluate.py --output), and the folders objects and, optionally, checks of the studies.
+(evaluate.py --new_first_frames --output), and the folders objects and, optionally, checks of the
+studies.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--studies", type=Path, nargs="+", required=True, metavar="FOLDER",
                        help="folder of each agent")
+    flags.add_argument("--seen_first_frames", action="store_true",
+                       help="accept unseen levels that start with the first frame of a training "
+                            "level")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis/attribution/levels"),
                        help="folder to write to; attribution.table shows the folder 'levels' of an "
                             "agent's studies in row R9")
@@ -39,7 +43,7 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    table = level_series(args.studies)
+    table = level_series(args.studies, args.seen_first_frames)
     measures = list(dict.fromkeys(table["measure"]))
     panels = {"success": [TRAINING, UNSEEN, GAP], **{
         kind: [name for name in measures if name.startswith(f"{kind}, ")]

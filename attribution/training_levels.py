@@ -1,9 +1,9 @@
 """Measures of agents that were trained on different numbers of levels.
 
-An agent's folder holds ``training.json`` and ``unseen.json``, from ``evaluate.py`` with and without
-``--training_levels``, and the folders ``objects`` and, optionally, ``checks`` of its studies.
-``stats.series`` describes the files of a series. Row R9 of the table of claims
-(``attribution.claims``) is computed from a series.
+An agent's folder holds ``training.json`` and ``unseen.json``, from ``evaluate.py`` with
+``--training_levels`` and with ``--new_first_frames``, and the folders ``objects`` and, optionally,
+``checks`` of its studies. ``stats.series`` describes the files of a series. Row R9 of the table of
+claims (``attribution.claims``) is computed from a series.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from agents.episodes import read_evaluation
 from agents.outputs import VALUE
 from attribution.checking.agent_checks import CHECK_FILES
 from attribution.checking.deletion import RANDOM
 from attribution.checking.object_scores import OBJECT_FILES, read_names
 from common.errors import UserError
-from common.files import read_description
 from common.results import ResultStore
 from stats.claims import Finding
 from stats.series import correlation_findings, series_of, series_schema, with_correlations
@@ -31,14 +31,18 @@ SCORE, KINDS, DELETION = "object score", "kinds of object named", "area gained b
 LEVEL_SERIES = series_schema("python -m attribution.series")
 
 
-def level_series(folders: Sequence[Path]) -> pd.DataFrame:
-    """Return the table ``series.csv`` of a series of agents, given the folder of each agent.
+def level_series(folders: Sequence[Path], seen_first_frames: bool = False) -> pd.DataFrame:
+    """Return the table ``series.csv`` of a series of agents.
+
+    Args:
+        folders: folder of each agent.
+        seen_first_frames: whether unseen levels may start with the first frame of a training level.
 
     Raises:
         UserError: if an evaluation or the object scores of an agent are missing or damaged, or
             agents differ in their layers or checks.
     """
-    agents = series_of(row for folder in folders for row in _measures(folder))
+    agents = series_of(row for folder in folders for row in _measures(folder, seen_first_frames))
     for measure, rows in agents.groupby("measure", sort=False):
         missing = {folder.name for folder in folders} - set(rows["agent"])
         if missing:
@@ -47,14 +51,17 @@ def level_series(folders: Sequence[Path]) -> pd.DataFrame:
     return with_correlations(agents)
 
 
-def _measures(folder: Path) -> Iterator[tuple]:
-    """Yield the rows of one agent in ``series.csv``."""
+def _measures(folder: Path, seen_first_frames: bool) -> Iterator[tuple]:
+    """Yield the rows of one agent in ``series.csv``; see ``level_series``."""
     training, unseen = (_evaluation(folder / name) for name in ("training.json", "unseen.json"))
     number = training["env"]["num_levels"]
     if not number or unseen["env"]["num_levels"] == number:
         raise UserError(f"{folder}: training.json must be of the training levels "
                         "(--training_levels) and unseen.json of others")
-
+    if not (unseen.get("new_first_frames") or seen_first_frames):
+        raise UserError(f"{folder / 'unseen.json'}: unseen levels may start with the first frame "
+                        "of a training level; evaluate with --new_first_frames, or compare with "
+                        "--seen_first_frames")
     agent = number, folder.name
     shares = [(result["success_rate"], *result["success_interval"])
               for result in (training, unseen)]
@@ -68,7 +75,7 @@ def _measures(folder: Path) -> Iterator[tuple]:
             raise UserError(f"{objects.path}: a feature of the layer '{layer}' has no object "
                             "score; record more episodes")
         yield (*agent, f"{SCORE}, {layer}", names["score"], names["score_low_95"],
-               names["score_high_95"], objects.settings()["num_observations"])
+               names["score_high_95"], objects.settings("num_observations")["num_observations"])
         # The number of unique detectors of Bau et al. (2017), "Network Dissection".
         kinds = {feature["name"] for feature in names["features"]} - {None}
         yield *agent, f"{KINDS}, {layer}", len(kinds), np.nan, np.nan, len(names["features"])
@@ -78,15 +85,14 @@ def _measures(folder: Path) -> Iterator[tuple]:
         for check in table[(table["kind"] == "deletion") & (table["other"] == RANDOM)
                            & (table["output"] == VALUE)].itertuples():
             yield (*agent, f"{DELETION}, {check.layer}", check.better, check.low_95,
-                   check.high_95, checks.settings()["num_frames"])
+                   check.high_95, checks.settings("num_frames")["num_frames"])
 
 
 def _evaluation(path: Path) -> dict:
     """Read a file of ``evaluate.py --output``."""
-    result = read_description(path)
-    if not {"success_rate", "success_interval", "num_episodes", "env"} <= result.keys():
-        raise UserError(f"{path} is missing or incomplete; write it with evaluate.py --output")
-    return result
+    if result := read_evaluation(path, {"env": {"num_levels": int}}):
+        return result
+    raise UserError(f"{path} is missing; write it with evaluate.py --output")
 
 
 def newcombe_difference(first: tuple[float, float, float], second: tuple[float, float, float]

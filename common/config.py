@@ -59,7 +59,8 @@ def check_entries(values: object, kinds: Mapping[str, object], source: str | Pat
 
     Args:
         values: the mapping.
-        kinds: type by key, as in the annotations of ``typed``.
+        kinds: type by key, as in the annotations of ``typed``; for a nested mapping, its own
+            ``kinds``, all of which it must have.
         source: file that the values come from, for messages.
         needed: keys that must not be missing.
 
@@ -72,7 +73,11 @@ def check_entries(values: object, kinds: Mapping[str, object], source: str | Pat
         if key not in values:
             raise UserError(f"{source}: the key '{key}' is missing")
     for key in kinds.keys() & values.keys():
-        _of_type(values[key], kinds[key], f"{source}: '{key}'")
+        kind, what = kinds[key], f"{source}: '{key}'"
+        if isinstance(kind, Mapping):
+            check_entries(values[key], kind, what, kind)
+        else:
+            _of_type(values[key], kind, what)
     return values
 
 

@@ -20,13 +20,14 @@ import platform
 import re
 import shutil
 import socket
+import stat
 import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -195,11 +196,22 @@ def read_bytes(path: Path, what: str = "file", written_by: str = "") -> bytes:
     Raises:
         UserError: if there is no regular file at this path.
     """
-    path = Path(path)
-    if not path.is_file():
-        source = f"; {written_by} writes it" if written_by else ""
-        raise UserError(f"there is no {what} {path}{source}")
-    return path.read_bytes()
+    with open_regular(path, what, written_by) as file:
+        content = file.read()
+    if content is None:  # a file of the kernel that is waiting for data
+        raise UserError(f"there is no {what} {path}")
+    return content
+
+
+def open_regular(path: Path, what: str = "file", written_by: str = "") -> BinaryIO:
+    """Open a regular file to read. Arguments and errors are those of ``read_bytes``."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if stat.S_ISREG(os.fstat(number).st_mode):
+            return os.fdopen(number, "rb")
+        os.close(number)
+    source = f"; {written_by} writes it" if written_by else ""
+    raise UserError(f"there is no {what} {path}{source}")
 
 
 def read_json(path: Path, written_by: str = "") -> Any:
@@ -396,10 +408,7 @@ def _array_header(path: Path, written_by: str) -> tuple[ArrayFile, bool]:
         UserError: if the file is missing or damaged.
     """
     path = Path(path)
-    if not path.is_file():
-        source = f"; {written_by} writes it" if written_by else ""
-        raise UserError(f"there is no file {path}{source}")
-    with open(path, "rb") as file:
+    with open_regular(path, written_by=written_by) as file:
         try:
             version = np.lib.format.read_magic(file)
             read = {(1, 0): np.lib.format.read_array_header_1_0,
@@ -431,10 +440,15 @@ def read_array(path: Path, written_by: str = "") -> np.ndarray:
     return np.load(path, allow_pickle=False)
 
 
-def read_arrays(path: Path, what: str, written_by: str = "") -> dict[str, np.ndarray]:
+def read_arrays(path: Path, what: str, written_by: str = "",
+                max_size: int = 0) -> dict[str, np.ndarray]:
     """Read a ``.npz`` file written by ``np.savez``.
 
     See ``read_bytes`` for ``what`` and ``written_by``.
+
+    Args:
+        max_size: largest number of bytes to which a compressed file may expand; 0 rejects
+            compressed files.
 
     Returns:
         Arrays of numbers or text by name.
@@ -445,8 +459,10 @@ def read_arrays(path: Path, what: str, written_by: str = "") -> dict[str, np.nda
     content = read_bytes(path, what, written_by)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if archive.testzip() or any(entry.compress_type or entry.file_size > len(content)
-                                        for entry in archive.infolist()):
+            entries = archive.infolist()
+            is_compressed = any(entry.compress_type for entry in entries)
+            if (sum(entry.file_size for entry in entries) > max(max_size, len(content))
+                    or (is_compressed and not max_size) or archive.testzip()):
                 raise ValueError("an entry is damaged or compressed")
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}

@@ -119,13 +119,16 @@ class ResultStore:
         return sorted(path[len(before):len(path) - len(after)] for path in paths
                       if not path[len(before):].startswith("."))
 
-    def settings(self) -> dict:
+    def settings(self, *needed: str) -> dict:
         """Read the settings of the run that wrote the folder.
 
+        Args:
+            needed: settings that must be there.
+
         Raises:
-            UserError: if the settings file is missing or damaged.
+            UserError: if the settings file is missing or damaged, or a setting is missing.
         """
-        settings = read_description(self.settings_file)
+        settings = self.schema.read_settings(self.settings_file, needed)
         if not settings:
             raise UserError(f"there is no file {self.settings_file}, which {self.schema.script} "
                             "writes")

@@ -9,19 +9,23 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from common.config import typed
+from common.config import check_entries, typed
 from common.errors import UserError
-from common.files import read_array, read_arrays, read_bytes, read_json
+from common.files import read_array, read_arrays, read_bytes, read_description, read_json
 from common.tables import read_table
 
 SETTINGS_NAME = "settings.json"
+# Types of settings that have the same name in several kinds of folders.
+_SETTING_TYPES: dict[str, object] = {
+    **dict.fromkeys(("agent_sha256", "recording_sha256", "data_dir"), str | None),
+    "seed": int | None, "env": dict | None}
 _FAMILIES = (np.floating, np.integer, np.number, np.str_)  # types that are checked, not converted
 
 
@@ -200,7 +204,8 @@ class Table(Format):
         if missing:
             raise ValueError(f"the table has no column {min(missing)}")
         table = value[list(self.columns)] if self.whole else value
-        table.to_csv(path, index=False, float_format=None if self.exact else "%.6g")
+        table.to_csv(path, index=False, float_format=None if self.exact else "%.6g",
+                     errors="backslashreplace")
 
     def read(self, path: Path, script: str) -> pd.DataFrame:
         gaps = self.gaps
@@ -215,9 +220,13 @@ class Json(Format):
 
     Attributes:
         cls: type of the values: dict, list or a dataclass.
+        kinds: types of entries of a dict, see ``config.check_entries``.
+        needed: keys that a dict must have.
     """
 
     cls: type = dict
+    kinds: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    needed: tuple[str, ...] = ()
 
     def write(self, path: Path, value: Any) -> None:
         is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
@@ -226,18 +235,21 @@ class Json(Format):
 
     def read(self, path: Path, script: str) -> Any:
         content = read_json(path, script)
-        if self.cls in (dict, list):
-            if not isinstance(content, self.cls):
-                raise UserError(f"it is not a {'mapping' if self.cls is dict else 'list'}")
+        if self.cls is dict:
+            return check_entries(content, self.kinds, path.name, self.needed)
+        if self.cls is list:
+            if not isinstance(content, list):
+                raise UserError("it is not a list")
             return content
         return typed(self.cls, content, path.name)
 
 
 class Text(Format):
-    """A UTF-8 text file; values are strings."""
+    """A UTF-8 text file; values are strings, in which surrogates, such as those of file names that
+    are not UTF-8, are escaped."""
 
     def write(self, path: Path, value: str) -> None:
-        path.write_text(value, encoding="utf-8")
+        path.write_text(value, encoding="utf-8", errors="backslashreplace")
 
     def read(self, path: Path, script: str) -> str:
         return read_bytes(path, written_by=script).decode(errors="replace")
@@ -374,6 +386,7 @@ class Schema:
         settings_name: name of the settings file.
         flag: flag that chooses the folder, for messages.
         replaced: whether the folder has no items, and its results are replaced together.
+        setting_types: types of the settings that are read back, see ``config.check_entries``.
     """
 
     what: str
@@ -386,6 +399,21 @@ class Schema:
     settings_name: str = SETTINGS_NAME
     flag: str = "--output_dir"
     replaced: bool = False
+    setting_types: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    def read_settings(self, path: Path, needed: Collection[str] = ()) -> dict:
+        """Read a settings file; return {} if it is missing.
+
+        Args:
+            needed: settings that an existing file must have.
+
+        Raises:
+            UserError: if the file is damaged, or a setting is missing or of another type; the
+                message names it.
+        """
+        settings = read_description(path)
+        return settings and check_entries(settings, {**_SETTING_TYPES, **self.setting_types}, path,
+                                          needed)
 
     def entry(self, name: str) -> Entry:
         return self.items[name] if name in self.items else self.results[name]

@@ -31,6 +31,11 @@ StepResult = tuple[dict[str, Any], dict]
 """Values computed by a step, by name of their entry, and facts for the settings file."""
 
 
+# Types of the settings that are read back, see ``Schema.setting_types``.
+STEP_SETTINGS = {"samples": str, "samples_made_by": dict, "sample_numbers": tuple[int, ...],
+                 "steps": dict[str, dict]}
+
+
 class StepResults:
     """Reader and writer of the results for one number of episodes or samples.
 
@@ -87,9 +92,16 @@ class StepResults:
     def settings_file(self) -> Path:
         return self.path / self.schema.settings_name.format(self.number)
 
-    def settings(self) -> dict:
-        """Read the settings file; return {} for published results, which have none."""
-        return read_description(self.settings_file)
+    def settings(self, *needed: str) -> dict:
+        """Read the settings file; return {} for published results, which have none.
+
+        Args:
+            needed: settings that an existing file must have.
+
+        Raises:
+            UserError: if the file is damaged, or a setting is missing.
+        """
+        return self.schema.read_settings(self.settings_file, needed)
 
     def file(self, name: str) -> Path:
         """Return the path of an entry, or of its fallback if only that file exists."""

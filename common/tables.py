@@ -55,7 +55,8 @@ def write_table(path: Path, table: pd.DataFrame, exact: bool = False) -> None:
             significant digits.
     """
     with atomic_path(path) as temporary:
-        table.to_csv(temporary, index=False, float_format=None if exact else "%.6g")
+        table.to_csv(temporary, index=False, float_format=None if exact else "%.6g",
+                     errors="backslashreplace")
 
 
 def read_table(path: Path, columns: Mapping[str, type], gaps: Collection[str] = (),
@@ -93,10 +94,11 @@ def read_table(path: Path, columns: Mapping[str, type], gaps: Collection[str] = 
     except (ValueError, OverflowError, csv.Error) as error:  # also decoding errors
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise UserError(f"{path} is damaged: {reason}") from None
+    if not len(table):
+        return table.astype(dict(columns))
     for name, kind in columns.items():
-        if len(table):
-            table[name] = _checked(table[name], kind, name in gaps, f"{path} is damaged: the "
-                                   f"column {name} ")
+        table[name] = _checked(table[name], kind, name in gaps,
+                               f"{path} is damaged: the column {name} ")
     return table
 
 

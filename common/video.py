@@ -19,7 +19,12 @@ from PIL import Image, ImageDraw
 from common.errors import UserError
 from common.files import atomic_path
 from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
+from common.schemas import Entry, File, Schema
 
+RENDERING = Schema("a rendering", "render.py", items={
+    **{view: Entry(f"episode_{{:0>5}}_{view}.mp4", File()) for view in ("agent", "person")},
+    "strip": Entry("episode_{:0>5}_strip.png", File())},
+    settings_name="rendering.json", flag="--vid_dir")
 FRAMES_PER_SECOND = 15
 TITLE_HEIGHT = 16
 FULL_REWARD = 10.0  # reward of a coin in CoinRun

@@ -11,6 +11,7 @@ import functools
 from pathlib import Path
 
 import numpy as np
+from scipy import ndimage
 
 from common.config import read_yaml, typed
 from common.errors import UserError
@@ -155,6 +156,67 @@ def places_in_view(state: LevelState, kind: GameObject) -> np.ndarray:
     rows, columns = np.nonzero(np.isin(state.grid, kind.cells) & _cells_reach(state, *view))
     return np.concatenate([np.stack([seen["x"], seen["y"]], axis=1),
                            np.stack([columns, rows], axis=1) + 0.5])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SingleObject:
+    """A single object: an entity with its trails, or adjacent cells of a kind.
+
+    Procgen keeps the order of entities, so an entity is identified by its rank among the entities
+    of its kind's types. Cells are assumed to stay where they are.
+
+    Attributes:
+        kind: kind of the object.
+        rank: rank of the entity; -1 if the object consists of cells.
+        num_entities: number of entities of the kind's types. If another state has another number,
+            the object cannot be found there.
+        cells: mask of the object's cells, bool (h, w).
+    """
+
+    kind: GameObject
+    rank: int
+    num_entities: int
+    cells: np.ndarray
+
+    def is_known_in(self, state: LevelState) -> bool:
+        """Return whether the object can be found in another state of the level."""
+        return self.rank < 0 or self.num_entities == np.isin(
+            state.entities["type"], self.kind.entity_types).sum()
+
+    def _rows(self, state: LevelState) -> np.ndarray:
+        """Return a mask of the object's entity and its trails, bool (entities,)."""
+        rows = np.zeros(len(state.entities), bool)
+        if self.rank < 0:
+            return rows
+        rows[np.flatnonzero(np.isin(state.entities["type"], self.kind.entity_types))[
+            self.rank]] = True
+        return _owners_in(state, self.kind, rows)
+
+    def undrawn_in(self, state: LevelState) -> LevelState:
+        """Make the object and its trails invisible. Use the result only for rendering."""
+        state = _with_entities(state, self._rows(state), {"alpha": 0.0})
+        return _without_cells(state, self.kind, self.cells)
+
+    def removed_from(self, state: LevelState) -> LevelState:
+        """Remove the object and its trails for good."""
+        state = _with_entities(state, self._rows(state), {"x": _FAR_AWAY, "y": _FAR_AWAY})
+        return _without_cells(state, self.kind, self.cells)
+
+
+def single_objects(state: LevelState, kind: GameObject) -> list[SingleObject]:
+    """Return the objects of a kind that overlap the view of the last frame, even if occluded.
+
+    Cells of a kind that touch at an edge form one object, such as a pool of lava, with all of its
+    cells, including those out of view. Trails alone do not bring an object into view.
+    """
+    view, none = _view(state), np.zeros(state.grid.shape, bool)
+    ranked = np.flatnonzero(np.isin(state.entities["type"], kind.entity_types))
+    seen = _entities_of(state, kind) & _reaches(state.entities, *view)
+    groups, number = ndimage.label(np.isin(state.grid, kind.cells))
+    cells_in_view = _cells_reach(state, *view)
+    return [*(SingleObject(kind, rank, len(ranked), none) for rank in np.flatnonzero(seen[ranked])),
+            *(SingleObject(kind, -1, len(ranked), groups == group)
+              for group in range(1, number + 1) if (cells_in_view & (groups == group)).any())]
 
 
 def moving_objects(state: LevelState) -> list[MovingObject]:

@@ -26,6 +26,7 @@ from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
 from envs.procgen_env import LevelSlots
+from generative import realism
 from generative.batches import in_batches
 from generative.dataset import RolloutDataset, WindowPlace
 from generative.frozen_agent import FrozenAgent
@@ -33,15 +34,20 @@ from generative.networks import Draw
 from generative.rendered_worlds import check_rendering, rendered_world
 from generative.simulator import Simulator, stack
 from generative.start_worlds import check_prior, sampled_world, world_seeds
+from generative.world_tables import Table, as_json, event_probability
 from stats.association import estimate
 from stats.bootstrap import ClusterBootstrap
 
 COIN, DEATH, NEITHER = OUTCOMES = ("coin", "death", "neither")
+END = "end"  # by a coin or a death
 HORIZONS = (16, 32)  # numbers of actions
 BEFORE_END = range(4, 13)  # actions between a start and the recorded end
 BATCH = 20  # starts per batch
 TIME_LIMIT = 1000  # steps after which Procgen ends an episode
 POSITIVE = 0.1  # threshold of a positive reward at the end of a dream, in units of the coin reward
+_JUDGED = {"expected / real": "expected_over_real", "Brier score": "brier",
+           "Brier skill": "skill", "reliability above a perfect one": "excess_reliability",
+           "AUC": "auc"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +59,13 @@ class Life:
         step: number of actions until the outcome, or of all actions if the outcome is NEITHER.
         actions: actions that the agent took, int64 (at most T,).
         probabilities: probability that the life has ended with each of COIN and DEATH up to each
-            step (T + 1,), by outcome; None if the simulator does not predict it.
+            step (T + 1,), by outcome.
     """
 
     outcome: str
     step: int
     actions: np.ndarray
-    probabilities: dict[str, np.ndarray] | None = None
+    probabilities: dict[str, np.ndarray]
 
     def within(self, horizon: int) -> str:
         """Return the outcome if it occurred within ``horizon`` actions, otherwise NEITHER."""
@@ -130,12 +136,13 @@ def coin_reward(dataset: RolloutDataset, episodes: Sequence[int]) -> float:
 def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[LifeStart],
                   draw: Draw, reward: float, compute: Compute, rendered_worlds: bool = False,
                   seed: int = 0) -> list[Life]:
-    """Let the agent play in the simulator, and return one outcome per start.
+    """Let the agent play in the simulator, and return one life per start.
 
-    The outcome is decided at the first step at which the reward is at least half of ``reward``, or
-    the episode ends with a probability of at least 0.5. It is a coin if the reward at this step is
-    above ``POSITIVE`` times ``reward``, otherwise a death. Without such a step, it is NEITHER.
-    Simulators with worlds predict the probability of a death, which decides instead of the reward.
+    Simulators with worlds predict the probability of a death at each step. Without worlds, an end
+    counts as a death at steps whose reward is at most ``POSITIVE`` times ``reward``, and otherwise
+    as a coin. The outcome is decided at the first step at which the reward is at least half of
+    ``reward``, or the episode ends with a probability of at least 0.5. It is the more probable kind
+    of end at this step. Without such a step, it is NEITHER.
 
     Args:
         simulator: the simulator with its agent.
@@ -192,13 +199,17 @@ def _read_life(rewards: np.ndarray, ends: np.ndarray, actions: np.ndarray,
         rewards: rewards in units of the coin's reward (T + 1,).
         ends: probability that the episode ends (T + 1,).
         actions: actions taken at the frames (T + 1,).
-        deaths: probability that the episode ends with a death (T + 1,); None if unknown.
+        deaths: probability that the episode ends with a death (T + 1,); None to tell the kinds of
+            end apart by the reward.
     """
-    probabilities, coins = None, rewards > POSITIVE
-    if deaths is not None:
+    if deaths is None:
+        coins = rewards > POSITIVE
+        deaths = ends * ~coins
+    else:
+        deaths = np.minimum(deaths, ends)
         coins = deaths < ends / 2
-        alive = np.cumprod(np.concatenate([[1], 1 - ends[:-1]]))  # before each step
-        probabilities = {DEATH: np.cumsum(alive * deaths), COIN: np.cumsum(alive * (ends - deaths))}
+    probabilities = {DEATH: event_probability(ends[:, None], deaths[:, None])[:, 0],
+                     COIN: event_probability(ends[:, None], (ends - deaths)[:, None])[:, 0]}
     happens = np.flatnonzero((rewards >= 0.5) | (ends >= 0.5))
     if not len(happens):
         return Life(NEITHER, len(rewards) - 1, actions[:-1], probabilities)
@@ -275,7 +286,7 @@ def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[L
     for slot, start in enumerate(starts):
         steps = slice(TIME_LIMIT - start.frame + 1)  # Procgen ends the episode then
         late = start.frame + np.arange(len(ends[steps])) >= TIME_LIMIT
-        lives.append(_read_life(rewards[steps, slot] > 0, ends[steps, slot] & ~late,
+        lives.append(_read_life((rewards[steps, slot] > 0) * 1.0, (ends[steps, slot] & ~late) * 1.0,
                                 actions[steps, slot]))
     return lives
 
@@ -298,7 +309,7 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
         - ``real_actions``: numbers of the actions, separated by spaces.
         - ``dream_16``, ``dream_32``, ``dream_step``, ``dream_actions``: the same in the simulator.
         - ``dream_coin_16``, ``dream_coin_32``, ``dream_death_16``, ``dream_death_32``: probability
-          of the outcome in the simulator within each horizon; only with worlds.
+          of the outcome in the simulator within each horizon.
 
     Raises:
         UserError: see ``play_from``.
@@ -315,9 +326,9 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
                 row |= {f"{world}_{horizon}": life.within(horizon) for horizon in HORIZONS}
                 row |= {f"{world}_step": life.step,
                         f"{world}_actions": " ".join(map(str, life.actions))}
-                row |= {f"{world}_{outcome}_{horizon}": float(probabilities[horizon])
-                        for outcome, probabilities in (life.probabilities or {}).items()
-                        for horizon in HORIZONS}
+            row |= {f"dream_{outcome}_{horizon}": float(probabilities[horizon])
+                    for outcome, probabilities in worlds["dream"][number].probabilities.items()
+                    for horizon in HORIZONS}
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -333,10 +344,12 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
         Summary of each group of starts (``all``, ``near_end``, ``anywhere``):
 
         - ``starts``, ``episodes``: numbers of starts and episodes.
-        - ``within_16``, ``within_32``: for each horizon, ``confusion`` (rows are real outcomes,
-          columns outcomes in the simulator), and ``agreement`` and Cohen's ``kappa`` with 95 %
-          intervals over episodes (None where undefined). With worlds, also ``expected``: sum of the
-          probabilities of coins and of deaths in the simulator.
+        - ``within_16``, ``within_32``: for each horizon, the measures of
+          ``realism.calibration`` for the probabilities of a ``coin``, a ``death``, and an ``end``
+          by either, with the numbers ``real`` and ``expected`` (the sum of the probabilities); and
+          for the outcomes that a threshold of 0.5 per step decides, ``confusion`` (rows are real
+          outcomes, columns outcomes in the simulator), and ``agreement`` and Cohen's ``kappa``.
+          Intervals are 95 % intervals over episodes; None where undefined.
         - ``actions``: share of each action, in the real game and in the simulator.
         - ``median_divergence``: lower median, over starts, of the number of equal actions before
           the first difference; None if the actions of more than half of the starts never differ.
@@ -355,17 +368,11 @@ def _summary_of(table: pd.DataFrame, seed: int) -> dict:
                        for world in ("real", "dream"))
         cells = np.eye(len(OUTCOMES)**2)[real * len(OUTCOMES) + dream]  # (N, 9)
         confusion = cells.sum(axis=0).reshape(len(OUTCOMES), -1).astype(int)
-        summary[f"within_{horizon}"] = {
-            "confusion": pd.DataFrame(confusion, OUTCOMES, OUTCOMES).to_dict("index")}
-        expected = {outcome: float(table[f"dream_{outcome}_{horizon}"].sum())
-                    for outcome in (COIN, DEATH) if f"dream_{outcome}_{horizon}" in table}
-        if expected:
-            summary[f"within_{horizon}"]["expected"] = expected
+        within = as_json(judge_ends(table, horizon, seed))
+        within["confusion"] = pd.DataFrame(confusion, OUTCOMES, OUTCOMES).to_dict("index")
         for name, statistic in (("agreement", agreement), ("kappa", cohens_kappa)):
-            estimated = estimate(statistic, cells.T, episodes, bootstrap)
-            summary[f"within_{horizon}"][name] = {
-                "value": _number(estimated.value),
-                "interval_95": [_number(estimated.low), _number(estimated.high)]}
+            within[name] = as_json(estimate(statistic, cells.T, episodes, bootstrap))
+        summary[f"within_{horizon}"] = within
     taken = [[np.array(text.split(), dtype=int) for text in table[f"{world}_actions"]]
              for world in ("real", "dream")]
     equal = sorted(next((step for step, (real, dream) in enumerate(zip(*pair)) if real != dream),
@@ -373,6 +380,31 @@ def _summary_of(table: pd.DataFrame, seed: int) -> dict:
     return {**summary, "median_divergence": _number(equal[(len(equal) - 1) // 2]), "actions": {
         world: (np.bincount(actions, minlength=NUM_ACTIONS) / max(len(actions), 1)).tolist()
         for world, actions in zip(("real", "dream"), map(np.concatenate, taken))}}
+
+
+def judge_ends(table: pd.DataFrame, horizon: int, seed: int) -> Table:
+    """Judge the simulator's probabilities of ends by the outcomes in the real game.
+
+    Args:
+        table: table from ``compare_lives``.
+        horizon: number of actions, one of HORIZONS.
+        seed: seed of the bootstrap.
+
+    Returns:
+        For COIN, DEATH and END: ``real`` and ``expected`` numbers, and the measures of
+        ``realism.calibration``.
+    """
+    outcomes = table[f"real_{horizon}"]
+    coin, death = (table[f"dream_{outcome}_{horizon}"].to_numpy() for outcome in (COIN, DEATH))
+    judged: Table = {}
+    for name, probabilities, real in ((COIN, coin, outcomes == COIN),
+                                      (DEATH, death, outcomes == DEATH),
+                                      (END, coin + death, outcomes != NEITHER)):
+        measured = realism.calibration(probabilities.clip(0, 1), real.to_numpy(),
+                                       table["episode"].to_numpy(), None, seed)
+        judged[name] = {"real": int(real.sum()), "expected": float(probabilities.sum()),
+                        **vars(measured)}
+    return judged
 
 
 def agreement(confusion: np.ndarray) -> np.ndarray:
@@ -391,25 +423,34 @@ def cohens_kappa(confusion: np.ndarray) -> np.ndarray:
 
 
 def print_lives(summary: dict) -> None:
-    """Print how well the outcomes in the simulator agree with those in the real game."""
+    """Print how well the ends in the simulator agree with those in the real game: first the
+    probabilities, then the outcomes that a threshold decides."""
     for name, group in summary.items():
         print(f"life in the dream, starts {name.replace('_', ' ')} ({group['starts']} of "
               f"{group['episodes']} episodes)")
         for horizon in HORIZONS:
             within = group[f"within_{horizon}"]
-            measured = {what: np.array([within[what]["value"], *within[what]["interval_95"]], float)
-                        for what in ("agreement", "kappa")}  # NaN where undefined
-            print(f"within {horizon} actions: " + ", ".join(
-                f"{what} {value:.2f} ({low:.2f} to {high:.2f})"
-                for what, (value, low, high) in measured.items())
-                + "; real outcomes in rows, dreamt ones in columns")
+            print(f"within {horizon} actions, probabilities of ends (95 % intervals over episodes)")
+            print(pd.DataFrame({event: {
+                "real number": str(within[event]["real"]),
+                "expected number": f"{within[event]['expected']:.1f}",
+                **{title: _interval(within[event][measure]) for title, measure in _JUDGED.items()}}
+                for event in (COIN, DEATH, END)}).T.to_string())
+            print(f"within {horizon} actions, outcomes decided by a probability of 0.5 in a step: "
+                  + ", ".join(f"{measure} {_interval(within[measure])}"
+                              for measure in ("agreement", "kappa"))
+                  + "; real outcomes in rows, dreamt ones in columns")
             print(pd.DataFrame(within["confusion"]).T.to_string())
-            for outcome, number in within.get("expected", {}).items():
-                happened = sum(within["confusion"][outcome].values())
-                print(f"expected number in the simulator, {outcome}: {number:.1f}; real number: "
-                      f"{happened}")
         print("median number of equal actions before the worlds differ: "
               f"{group['median_divergence']}")
+
+
+def _interval(measured: dict) -> str:
+    """Format an estimate from JSON, "undefined" for None."""
+    if measured["value"] is None:
+        return "undefined"
+    low, high = (np.nan if end is None else end for end in measured["interval_95"])
+    return f"{measured['value']:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _number(value: float) -> float | None:

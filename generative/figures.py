@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -28,6 +29,7 @@ from generative.fidelity import (
     OBJECT_ERROR,
     OBJECT_SHOWN,
     OTHER_POLICY_KL,
+    OTHER_VALUE_CORRELATION,
     PSNR,
     PSNR_MARGIN,
     PSNR_MOVING,
@@ -36,11 +38,13 @@ from generative.fidelity import (
     SSIM,
 )
 from generative.loss_over_time import (
+    CONSTANT_POLICY,
     KINDS,
     LAST_FRAME,
     MEAN_FRAME,
     NOOP_ACTIONS,
     OTHER_SIMULATOR,
+    PERSISTENCE,
     POLICY_KL,
     SHIFTED_ACTIONS,
     SHUFFLED_ACTIONS,
@@ -60,17 +64,21 @@ TITLES_OF_AGENT = {
 LINES = {SIMULATOR: (BLUE, "-"), SHUFFLED_ACTIONS: (VERMILION, "--"),
          LAST_FRAME: (GREEN, "-."), MEAN_FRAME: (DARK_GREY, ":"),
          SHIFTED_ACTIONS: (ORANGE, (0, (5, 2))), NOOP_ACTIONS: (PURPLE, (0, (3, 1, 1, 1))),
-         OTHER_SIMULATOR: (SKY_BLUE, (0, (8, 2)))}
+         OTHER_SIMULATOR: (SKY_BLUE, (0, (8, 2))),
+         CONSTANT_POLICY: ("black", (0, (1, 1))), PERSISTENCE: ("black", (0, (4, 1, 1, 1)))}
 LABELS = {SIMULATOR: "simulator", SHUFFLED_ACTIONS: "simulator, actions of another window",
           LAST_FRAME: "last initial frame", MEAN_FRAME: "mean frame",
-         SHIFTED_ACTIONS: "simulator, actions one step late",
-         NOOP_ACTIONS: "simulator, no actions", OTHER_SIMULATOR: "other simulator"}
+          SHIFTED_ACTIONS: "simulator, actions one step late",
+          NOOP_ACTIONS: "simulator, no actions", OTHER_SIMULATOR: "other simulator",
+          CONSTANT_POLICY: "the agent's mean policy", PERSISTENCE: "the agent's output of step 0"}
 TITLES_OF_CARD = {
     PSNR: "PSNR, all pixels (dB)", PSNR_REMEMBERED: "PSNR, remembered pixels (dB)",
     PSNR_REVEALED: "PSNR, newly revealed pixels (dB)", PSNR_MOVING: "PSNR, moving objects (dB)",
     SSIM: "SSIM, all pixels", PSNR_MARGIN: "PSNR with the recorded actions above others (dB)",
     POLICY_KL: "agent inside: divergence of its policy (nats)",
-    OTHER_POLICY_KL: "agent not in training: divergence (nats)"}
+    VALUE_CORRELATION: "agent inside: correlation of its values",
+    OTHER_POLICY_KL: "agent not in training: divergence (nats)",
+    OTHER_VALUE_CORRELATION: "agent not in training: correlation of its values"}
 TITLES_OF_TRAINING = {
     "loss": "total loss",
     "loss_image": "image loss of a window",
@@ -113,17 +121,17 @@ def plot_simulator(log: pd.DataFrame, path: Path, title: str) -> None:
     save(figure, path, title)
 
 
-def _draw_panels(table: pd.DataFrame, titles: dict[str, str], size: tuple[float, float],
-                 ) -> tuple[Figure, list[Axes]]:
-    """Draw measures over simulated steps, one panel each, and return the figure and all panels.
+def _draw_panels(table: pd.DataFrame, titles: dict[str, str]) -> tuple[Figure, list[Axes]]:
+    """Draw measures over simulated steps, three panels per row, and return the figure and all
+    panels, of which at least one is empty.
 
     Args:
         table: table from ``loss_tables.table_of``.
         titles: titles of the panels by kind of measure.
-        size: width and height of the figure in inches.
     """
-    figure = Figure(figsize=size, layout="constrained")
-    panels = list(figure.subplots(3, 3).flat)
+    num_rows = len(titles) // 3 + 1
+    figure = Figure(figsize=(15, 4.2 * num_rows), layout="constrained")
+    panels = list(figure.subplots(num_rows, 3).flat)
     for axes, (kind, title) in zip(panels, titles.items()):
         _draw(axes, table, kind, title)
         if kind in (*KINDS, POLICY_KL, OTHER_POLICY_KL):
@@ -134,14 +142,21 @@ def _draw_panels(table: pd.DataFrame, titles: dict[str, str], size: tuple[float,
     return figure, panels
 
 
+def _legend(panels: Sequence[Axes]) -> tuple[list[Artist], list[str]]:
+    """Return one handle and label for each predictor that any panel shows."""
+    handles = {label: handle for axes in panels
+               for handle, label in zip(*axes.get_legend_handles_labels())}
+    return list(handles.values()), list(handles)
+
+
 def plot_losses(table: pd.DataFrame, path: Path, title: str) -> None:
     """Plot means with intervals over simulated steps, one panel per loss or measure of the agent.
 
     Args:
         table: table from ``loss_tables.table_of``.
     """
-    figure, panels = _draw_panels(table, TITLES | TITLES_OF_AGENT, (15, 12.5))
-    panels[-1].legend(*panels[0].get_legend_handles_labels(), loc="center", fontsize=11)
+    figure, panels = _draw_panels(table, TITLES | TITLES_OF_AGENT)
+    panels[-1].legend(*_legend(panels), loc="center", fontsize=11)
     figure.suptitle(title)
     figure.savefig(path, dpi=DPI)
 
@@ -184,9 +199,9 @@ def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
     titles = {kind: heading for kind, heading in TITLES_OF_CARD.items()
               if (table["kind"] == kind).any()}
     perfect = (table["predictor"] == LAST_FRAME) & (table["step"] == 0)  # equals the label
-    figure, panels = _draw_panels(table[~(perfect & table["kind"].isin(titles))], titles, (16, 13))
+    figure, panels = _draw_panels(table[~(perfect & table["kind"].isin(titles))], titles)
     _draw_kept(panels[len(titles)], table)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4,
+    figure.legend(*_legend(panels[:len(titles)]), loc="outside lower center", ncols=4,
                   fontsize=11)
     figure.suptitle(title)
     figure.savefig(path, dpi=DPI)

@@ -97,7 +97,8 @@ _BY_WINDOW = Npy(Array(np.float32, "T N", finite=False))  # NaN where a step doe
 LOSS_OVER_TIME = Schema(
     "losses over time", "loss_over_time_experiment.py", replaced=True, results={
         "table": Entry("loss_over_time.csv", Table(
-            {"step": int, "predictor": str, "kind": str, "mean": float})),
+            {"step": int, "predictor": str, "kind": str, "mean": float, "low_95": float,
+             "high_95": float})),
         "loss": Entry("loss_{}.npy", _BY_WINDOW),  # see ``LossOverTime.save``
         "values": Entry("agent_values_{}.npy", _BY_WINDOW),
         "card": Entry("fidelity.npz", File(), optional=True),

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from common.errors import UserError
-from common.files import read_description, save_json
+from common.files import save_json
 from common.parameters import PARAMETER_SET
 from common.results import ResultStore
 from common.schemas import Array, Entry, File, Json, NpyFolder, Schema
@@ -89,7 +89,8 @@ SAMPLES = Schema(
         "video": Entry("videos/sample_{:0>5}.mp4", File()),
         "start_video": Entry("videos/start_{:0>5}.mp4", File())},
     informative=("versions", PARAMETER_SET, "data_dir", "agent_file", "model_file"),
-    settings_name="recording.json", flag="--data_save_dir")
+    settings_name="recording.json", flag="--data_save_dir", setting_types={
+        "agent_file": str, "data_recording": dict | None, "swap": dict | None})
 # Files in a sample folder that later stages read: all but the saliency maps, grad_*.npy.
 PATTERNS = (SAMPLES.settings_name, f"sample_*/{_ORIGIN_NAME}", "sample_*/[!g]*.npy")
 
@@ -193,7 +194,7 @@ class SampleFolder(ResultStore):
 
     def description(self) -> dict:
         """Return the settings of the samples; empty for published samples, which lack them."""
-        return read_description(self.settings_file)
+        return self.schema.read_settings(self.settings_file)
 
     def numbers(self) -> list[int]:
         """Return the numbers of the samples in the folder, in ascending order.

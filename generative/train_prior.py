@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from agents.agent_file import adam_moments
 from common.cli import (
     Parser,
     add_compute_flags,
@@ -30,6 +31,7 @@ from common.cli import (
     seed,
     set_up_logging,
 )
+from common.config import check_entries
 from common.cuda_graph import GraphedFunction
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
@@ -196,13 +198,28 @@ class PriorTraining:
                 "weights": [parameter.detach() for parameter in self.network.parameters()],
                 "optimizer": self._optimizer.state_dict()}
 
-    def load(self, state: dict) -> None:
-        """Restore the result of ``state``."""
-        self.batches, self._average = state["batches"], state["average"]
-        self._copy(state["weights"])
+    def load(self, state: object, where: str) -> None:
+        """Restore the result of ``state``.
+
+        Args:
+            where: name of the file in messages.
+
+        Raises:
+            UserError: if the state does not fit the network.
+        """
+        kinds = {"batches": int, "average": list, "weights": list, "optimizer": {"state": dict}}
+        entries = check_entries(state, kinds, where, kinds)
+        shapes = {str(number): parameter.shape
+                  for number, parameter in enumerate(self.network.parameters())}
+        for name in ("average", "weights"):
+            if [getattr(tensor, "shape", None) for tensor in entries[name]] != [*shapes.values()]:
+                raise UserError(f"{where}: '{name}' does not fit the network")
+        moments = adam_moments(entries["optimizer"], shapes, where)
+        self.batches, self._average = entries["batches"], entries["average"]
+        self._copy(entries["weights"])
         # The rest of the optimiser's state depends on the device.
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(),
-                                         "state": state["optimizer"]["state"]})
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": {
+            number: entry for number, entry in enumerate(moments) if entry is not None}})
 
     def train(self, save: Callable[[], None]) -> int:
         """Train until the end or a stop signal; the network then has the averaged weights.
@@ -313,7 +330,7 @@ def main(argv: list[str] | None = None) -> int:
     if checkpoint.exists():
         saved = load_tensors(checkpoint, "checkpoint of the prior")
         for name, training in trainings.items():
-            training.load(saved[name])
+            training.load(saved.get(name), f"{checkpoint}, '{name}'")
 
     def save() -> None:
         save_tensors(checkpoint, {name: training.state() for name, training in trainings.items()})

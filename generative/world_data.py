@@ -16,9 +16,10 @@ import torch
 from agents.replay import recorded_levels
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
-from common.files import atomic_path
+from common.files import MAX_REASON, atomic_path, read_arrays
 from common.game_constants import CAMERA_FOLLOWS, SQUARES_IN_VIEW, square_size
 from common.progress import with_progress
+from common.schemas import Array, Npz
 from envs.level_state import LevelState
 from envs.objects import object_groups
 from envs.squares import is_empty, is_solid, square_keys, squares_around
@@ -30,6 +31,14 @@ from generative.template_fit import TemplateFit
 WORLDS_NAME = "worlds.npz"  # squares of the recorded worlds, in the folder of a run
 _IMAGES = "images."  # prefix of the tensors of ``SquareImages`` in this file
 NUM_SQUARES = 39  # per side of a world, as many as three views
+_MAX_LOOKS, _MAX_IMAGES = 256, 2**28  # of all classes of objects; bytes of all images in the file
+_WORLDS = Npz({
+    "pixels_per_square": Array(np.floating), "object_looks": Array(np.integer, "G"),
+    "episodes": Array(np.integer, "N"), "rows": Array(np.integer, "N"),
+    **{name: Array(dtype, "N n n") for name, dtype in (
+        ("squares", np.uint8), ("places", np.float16), ("velocities", np.float16),
+        ("looks", np.uint8))},
+    **{name: Array(np.floating, "N 2", finite=False) for name in ("positions", "moved")}})
 _NEAREST = (0, -1, 1, -2, 2)  # columns of squares for an object, relative to its own
 
 
@@ -161,6 +170,40 @@ def _classified(keys: np.ndarray, classes: dict[tuple[int, int], int], level: in
         numbers.reshape(keys.shape)]
 
 
+def read_worlds(path: Path, num_squares: int, max_worlds: int
+                ) -> tuple[SquareImages, RecordedWorlds]:
+    """Read the file that ``attach_worlds`` has written.
+
+    Args:
+        num_squares: n.
+        max_worlds: largest number of worlds that the file may hold.
+
+    Raises:
+        UserError: if the file is damaged, or its worlds have another number of squares.
+    """
+    size = _MAX_IMAGES + max_worlds * (8 * num_squares**2 + 64)
+    arrays = read_arrays(path, "file of worlds", max_size=size)
+    state = {name: arrays.pop(name) for name in list(arrays) if name.startswith(_IMAGES)}
+    try:
+        _WORLDS.check(arrays)
+        if arrays["squares"].shape[1] != num_squares:
+            raise UserError(f"its worlds have {arrays['squares'].shape[1]} squares per side, not "
+                            f"{num_squares}")
+        looks, templates = arrays.pop("object_looks"), state.get(f"{_IMAGES}templates", np.empty(0))
+        scale = float(arrays.pop("pixels_per_square"))
+        if not (templates.ndim and scale > 0 and (looks > 0).all() and looks.sum() <= _MAX_LOOKS
+                and len(looks) <= len(templates) and (arrays["squares"] < len(templates)).all()):
+            raise UserError("its classes do not fit each other")
+        images = square_images(len(templates), num_squares, scale, looks.tolist())
+        images.load_state_dict({name.removeprefix(_IMAGES): torch.from_numpy(array)
+                                for name, array in state.items()})
+    except (UserError, RuntimeError, TypeError) as error:  # of images of other shapes or types
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise UserError(f"{path} is damaged: {reason}; delete it, so that it is written again"
+                        ) from None
+    return images, RecordedWorlds(**arrays)
+
+
 def attach_worlds(path: Path, dataset: RolloutDataset, num_squares: int,
                   given: SquareImages | None, death_copies: int = 1, coin_copies: int = 1
                   ) -> tuple[SquareImages, np.ndarray]:
@@ -181,14 +224,7 @@ def attach_worlds(path: Path, dataset: RolloutDataset, num_squares: int,
         UserError: see ``fit_worlds``.
     """
     if path.is_file():
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = dict(stored)
-        state = {name.removeprefix(_IMAGES): torch.from_numpy(arrays.pop(name))
-                 for name in list(arrays) if name.startswith(_IMAGES)}
-        images = square_images(len(state["templates"]), num_squares, float(
-            arrays.pop("pixels_per_square")), arrays.pop("object_looks").tolist())
-        images.load_state_dict(state)
-        worlds = RecordedWorlds(**arrays)
+        images, worlds = read_worlds(path, num_squares, len(dataset) + dataset.window_length)
     else:
         images, worlds = fit_worlds(dataset.folder, dataset.episodes.tolist(), num_squares, given)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -376,6 +376,9 @@ def run_comparison(store: ResultStore, testbed: Testbed, sets: Sequence[Conditio
         shard: part of the conditions that this process plays.
     """
     conditions = [condition for group in sets for condition in group.conditions]
+    names = [condition.name for condition in conditions]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"the alteration {repeated[0]} is given twice")
     std = {layer: values for group in reversed(sets) for layer, values in group.std.items()}
     notes = {"arms": [{name: getattr(condition, name)
                        for name in ("name", "label", "pattern", "control")}

@@ -1,5 +1,5 @@
-"""Conditions of a comparison: removed or swapped directions of the hidden state, and patched
-layers, each with its controls.
+"""Conditions of a comparison: swapped directions of the hidden state, and patched layers, each with
+its controls. ``interventions.ablations`` has those that ablate directions.
 
 On the command line, the swap ``10:12`` applies the change along direction 10 to direction 12
 instead, and ``10:12,5:None`` also removes the change along direction 5. The value of a condition is
@@ -20,6 +20,7 @@ from agents.patch import Patch
 from common.cli import Parser, count
 from common.errors import UserError
 from common.files import sha256
+from interventions.ablations import ABLATIONS, MEAN, RESAMPLE
 from interventions.comparison import ConditionSet, PatchedCondition, Testbed
 from interventions.controls import KINDS, OTHERS, controls_of
 from interventions.flags import add_direction_ids_flag, add_patch_flags, direction, swap_name
@@ -37,8 +38,12 @@ _Swap = tuple[list[int], list[int | None]]  # source directions and target direc
 
 def add_comparison_flags(flags: Parser) -> None:
     """Add the flags that define interventions and their controls."""
-    add_direction_ids_flag(flags, "--directions", "independent components to remove, one at a "
+    add_direction_ids_flag(flags, "--directions", "independent components to ablate, one at a "
                            "time: numbers, or a range such as 0 to 16, which excludes 16")
+    flags.add_argument("--ablations", nargs="+", choices=ABLATIONS, default=[MEAN, RESAMPLE],
+                       help="kinds of ablation of the components: mean (the component's mean), "
+                            "resample (its values in recorded states) or frozen (as published: "
+                            "the value that it has when the ablation begins)")
     flags.add_argument("--swaps", nargs="+", default=[], metavar="FROM:TO",
                        help="swaps of components: 10:12 applies the change along component 10 to "
                             "component 12 instead; 10:12,5:None also removes component 5")
@@ -64,17 +69,14 @@ def add_comparison_flags(flags: Parser) -> None:
                             "Example: zero@embedder.block2.res1.resadd=channel,outcome=right")
 
 
-def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_controls: int,
-                    projector: Projector, device: torch.device | str,
-                    from_step: int) -> ConditionSet:
-    """Return the conditions that remove or swap independent components, and their controls.
+def swap_conditions(swaps: Sequence[str], num_controls: int, projector: Projector,
+                    device: torch.device | str, from_step: int) -> ConditionSet:
+    """Return the conditions that swap independent components, and their controls.
 
-    A removal is a swap with the target None. The controls of a swap apply it to random directions,
-    see ``Projector.turned``. Swaps that differ only in the numbers of their components share their
-    controls (``Condition.pattern``).
+    The controls of a swap apply it to random directions, see ``Projector.turned``. Swaps that
+    differ only in the numbers of their components share their controls (``Condition.pattern``).
 
     Args:
-        directions: numbers of the components to remove, one per condition.
         swaps: swaps such as ``10:12,5:None``, one per condition.
         num_controls: number of controls of each pattern of swaps.
         projector: projector onto the components.
@@ -82,11 +84,10 @@ def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_control
         from_step: first step of an episode that is altered, from 0.
 
     Raises:
-        UserError: if a swap does not parse, a swap or removal is given twice, a component does not
-            exist, or controls are requested for a projector with a single component.
+        UserError: if a swap does not parse or is given twice, a component does not exist, or
+            controls are requested for a projector with a single component.
     """
-    pairs: list[_Swap] = [([number], [None]) for number in directions]
-    pairs += map(_parse_swap, swaps)
+    pairs: list[_Swap] = list(map(_parse_swap, swaps))
     names = [f"ic_{swap_name(*pair)}" for pair in pairs]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"the alteration {repeated[0]} is given twice")
@@ -107,7 +108,7 @@ def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_control
     conditions += [make(f"random_{turn:03d}_{pattern}", f"random {turn}", pair, turn)
                    for pattern, pair in patterns.items() for turn in range(num_controls)]
     return ConditionSet(conditions, {STATE: projector.std}, {},
-                        f"{num_controls} random directions of equal size as controls")
+                        f"{num_controls} random directions of equal variance as controls of swaps")
 
 
 def _renumber(swap: _Swap) -> _Swap:

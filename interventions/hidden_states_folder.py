@@ -37,7 +37,7 @@ from pathlib import Path
 import numpy as np
 
 from common.schemas import Array, Entry, Npy, NpyFolder, Schema
-from common.step_results import StepResults
+from common.step_results import STEP_SETTINGS, StepResults
 
 MATRIX_ARRAYS = NpyFolder({
     "mean": Array(np.floating, "D"), "std": Array(np.floating, "D"),
@@ -62,7 +62,7 @@ HIDDEN_STATE_FILES = Schema(
         "nmf": Entry("nmf_hx_{}.npy", Npy(Array(np.floating, "N F"))),
         "nmf_components": Entry("nmf_components_hx_{}.npy", Npy(Array(np.floating, "F D"))),
         "nmf_min": Entry("nmf_min_per_dim_hx_{}.npy", Npy(Array(np.floating, "D")))},
-    settings_name="settings_{}.json", flag="--precomp_dir")
+    settings_name="settings_{}.json", flag="--precomp_dir", setting_types=STEP_SETTINGS)
 
 
 def hidden_state_results(path: Path, num_episodes: int,

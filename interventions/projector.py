@@ -11,6 +11,7 @@ states.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +32,6 @@ from interventions.hidden_states_folder import (
 )
 
 DirectionType = Literal["pca", "ica"]
-
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,9 +130,29 @@ class Projector:
         return dataclasses.replace(self, unmixing=turn @ self.unmixing,
                                    mixing=self.mixing @ turn.T)
 
+    def reordered(self, number: int) -> Projector:
+        """Return a projector whose independent component 0 is component ``number``."""
+        order = [number, *(other for other in range(self.num_ics) if other != number)]
+        return dataclasses.replace(self, unmixing=self.unmixing[order],
+                                   mixing=self.mixing[:, order])
+
+    @property
+    def lengths(self) -> Tensor:
+        """Length of a unit step along each independent component: the Euclidean norm of the change
+        of hx, in standard deviations of the units (k,)."""
+        return (self.directions("ica") / self.std).norm(dim=1)
+
     @property
     def num_ics(self) -> int:
         return len(self.unmixing)
+
+    def check_numbers(self, numbers: Iterable[int | None], kind: DirectionType) -> None:
+        """Raise UserError if there is no direction with one of the numbers; None is ignored."""
+        num_directions = self.num_ics if kind == "ica" else len(self.components)
+        for number in numbers:
+            if number is not None and not 0 <= number < num_directions:
+                raise UserError(f"there is no {kind} direction {number}: they are numbered 0 to "
+                                f"{num_directions - 1}")
 
     def coordinates(self, hx: Tensor, kind: DirectionType) -> Tensor:
         """Map states (…, D) to coordinates: (…, P) for "pca", (…, k) for "ica"."""
@@ -185,10 +205,7 @@ class Projector:
         directions = self.directions(kind)
         if len(taken) != len(put):
             raise UserError(f"{len(taken)} directions to swap from, but {len(put)} to swap to")
-        for number in (*taken, *put):
-            if number is not None and not 0 <= number < len(directions):
-                raise UserError(f"there is no {kind} direction {number}: they are numbered 0 to "
-                                f"{len(directions) - 1}")
+        self.check_numbers((*taken, *put), kind)
         amounts = self.change(delta, kind)
         for source, target in zip(taken, put):
             amount = amounts[..., source:source + 1]

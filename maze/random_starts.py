@@ -30,6 +30,7 @@ from common.errors import UserError
 from common.files import save_json
 from common.game_constants import CHEESE, FRAME_SIZE, WALL
 from common.options import ComputeOptions, command, option
+from common.results import Entry, File, Json, ResultStore, Schema
 from common.video import strip
 from envs.level_state import LevelState
 from generative.batches import as_frames, in_batches
@@ -44,7 +45,8 @@ from generative.start_worlds import check_prior, world_seeds
 from generative.world_data import fit_worlds
 from stats.significance import share
 
-TABLE_NAME, FIGURE_NAME = "random_starts.json", "random_starts.png"
+STARTS = Schema("random starts of mazes", "python -m maze.random_starts", replaced=True, results={
+    "shares": Entry("random_starts.json", Json()), "figure": Entry("random_starts.png", File())})
 _MOUSE_BLUE = 150  # level of blue that only pixels of the mouse exceed
 _NEIGHBOURS = np.ones((3, 3), bool)
 _BATCH_SIZE = 50
@@ -234,6 +236,8 @@ def figure(simulator: Simulator, frames: np.ndarray, classes: np.ndarray, hidden
 def count_mazes(options: RandomStartsOptions) -> dict[str, dict]:
     """Count mazes, write the counts and a figure to ``options.output_dir``, and return the counts
     by row and property."""
+    store = ResultStore(options.output_dir, STARTS)
+    store.check_replaceable()
     simulator = open_simulator(options.model_file, options.agent_file, SimulatorConfig(),
                                options.compute)
     if simulator.squares is None:
@@ -258,15 +262,17 @@ def count_mazes(options: RandomStartsOptions) -> dict[str, dict]:
             **maze_properties(filled), "original": (filled == mazes.cells).all((1, 2)),
             "known_squares_kept": ((completions == mazes.classes) | hidden).all((1, 2))}),
         "independent completions": shares(maze_properties(marginal))}
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    save_json(options.output_dir / TABLE_NAME, {
+    settings = {
         "model_file": str(options.model_file), "data_dir": str(options.data_dir),
         "seed": options.seed, "num_starts": options.num_starts, "num_mazes": len(mazes.classes),
-        "hidden_squares": options.hidden_squares, "shares": tables})
-    figure(simulator, frames, mazes.classes, hidden, completions).save(
-        options.output_dir / FIGURE_NAME)
+        "hidden_squares": options.hidden_squares}
+    shares_path, figure_path = map(store.file_of, STARTS.results)
+    with store.replace(settings) as temporary:
+        save_json(temporary / shares_path.name, {**settings, "shares": tables})
+        figure(simulator, frames, mazes.classes, hidden, completions).save(
+            temporary / figure_path.name)
     print(text_of(tables))
-    print(f"wrote {TABLE_NAME} and {FIGURE_NAME} to {options.output_dir}")
+    print(f"wrote {shares_path} and {figure_path.name} next to it")
     return tables
 
 

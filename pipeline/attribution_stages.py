@@ -123,14 +123,10 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
               files=(AGENT,), clears=(CHECKS,), parameters=objects),
         *([Stage("saliency_checks", "attribution.saliency_checks",
                  ("--agent_file", AGENT, "--model_file", SIMULATOR, "--interpreting_params_name",
-                  preset.parameters, "--data_dir", DATA, *layers, "--num_frames",
-                  str(config.num_maps), *seed, "--output_dir", f"{OUTPUT}/{MAPS}"),
-                 (f"{MAPS}/*.*",), number_of(f"{MAPS}/*.csv", "checks"), needs=recorded,
-                 files=(AGENT, SIMULATOR),
-                 parameters={**objects, **parameters.flattened(
-                     "analysis.saliency.common_timesteps",
-                     "analysis.saliency.gaussian_kernel_size", "analysis.saliency.sigma")},
-                 clears=(MAPS,))]
+                  preset.parameters, "--data_dir", DATA, "--num_pairs", str(config.num_maps), *seed,
+                  "--output_dir", f"{OUTPUT}/{MAPS}"),
+                 (f"{MAPS}/**/*.*",), number_of(f"{MAPS}/levels/*.npz", "groups of levels"),
+                 needs=recorded, files=(AGENT, SIMULATOR), parameters=objects, clears=(MAPS,))]
           if known and config.num_maps and has_simulator else []),
         Stage("attribution_page", "attribution.page",
               (*attributed, "--objects_dir", f"{OUTPUT}/{OBJECTS}", "--checks_dir",

@@ -96,7 +96,7 @@ def memory_studies(preset: Preset | MemoryPreset, studies: MemoryStudies,
               (*inputs, "--model_file", SIMULATOR, "--interpreting_params_name",
                preset.parameters, "--features_dir", f"{OUTPUT}/{FEATURES}", *features,
                "--iterations", str(studies.dream_iterations), "--num_recorded",
-               str(studies.recorded_starts), "--best_of", str(studies.recorded_starts // 2)),
+               str(studies.recorded_starts)),
               DREAMS, number_of(f"{DREAMS}/penalty_*/sample_*", "starts"),
               {**labelled, **sparse}, (AGENT, SIMULATOR)),)
     patching = tuple(

@@ -34,6 +34,7 @@ from common.errors import UserError
 from common.files import read_description
 from common.schemas import SETTINGS_NAME as STORE_SETTINGS
 from common.schemas import Entry, File, Schema
+from common.video import RENDERING
 from generative.runs import EPISODES_NAME, PROGRESS_NAME
 from generative.saliency.files import SALIENCY
 from generative.sample_files import SAMPLES
@@ -67,8 +68,7 @@ _SCHEMAS: dict[str, Mapping[str, Schema]] = {
     "plot_training_csv": {  # next to the logs
         "agent/procgen/{}/{}/{}/": _named("plot.png", "plot_for_fig.png"),
         "simulator/results/{}/{}/": _named("plot.png")},
-    "render": {"": _named("rendering.json", "episode_{:0>5}_agent.mp4",
-                          "episode_{:0>5}_person.mp4", "episode_{:0>5}_strip.png")},
+    "render": {"": RENDERING},
     "record": {"data/": RECORDING},
     "record_gen_samples": {"": SAMPLES},
     "saliency_experiments": {"": SALIENCY, "samples/informed_init/": SALIENCY},
@@ -77,6 +77,10 @@ _SCHEMAS: dict[str, Mapping[str, Schema]] = {
     "analysis.hidden_analysis_precompute": {"": HIDDEN_STATE_FILES},
     "analysis.env_h_analysis_precompute": {"": ENV_STATE_FILES},
     "analysis.combined_agent_env_hx_analysis_precompute": {"": BEHAVIOUR_FILES},
+    "analysis.behaviour_stability": {"": _named(
+        "behaviours_samples_{:0>1}_{:0>1}.npy", "behaviours_control_{:0>1}_{:0>1}.npy",
+        "behaviour_agreement_{:0>1}.csv", "behaviour_draws_{:0>1}.csv",
+        "behaviour_stability_{:0>1}.md", "settings_{:0>1}.json")},
     "analysis.bottleneck_vec_analysis_precompute": {"": BOTTLENECK_FILES},
     "analysis.jacobian_analysis_precompute": {"": JACOBIAN_FILES},
     "analysis.level_labels": {"": LEVEL_LABELS},

@@ -64,14 +64,16 @@ class Interventions:
     """Interventions on directions of the hidden state, on real levels.
 
     Attributes:
-        num_episodes: number of levels, played once with each direction removed.
+        num_episodes: number of levels, played once per ablation and control.
         directions: numbers of the directions, such as "0 to 3"; None for those of the parameter
             set.
-        num_controls: number of random directions.
+        ablations: kinds of ablation, from ``interventions.ablations.ABLATIONS``.
+        num_controls: number of random directions per kind of ablation and distance.
     """
 
     num_episodes: int
     directions: str | None
+    ablations: tuple[str, ...]
     num_controls: int
 
 
@@ -83,8 +85,8 @@ class OptimisedStarts:
         targets: targets to maximise, see generative.optimise_start --help.
         num_starts: number of starts per objective.
         iterations: number of optimisation steps.
-        num_recorded: number of recorded starts; optimisation begins at starts of one half, and the
-            other half is used for comparison.
+        num_recorded: number of recorded starts; the searches begin from about half of them, and
+            the others are used for comparison.
     """
 
     targets: tuple[str, ...]
@@ -155,6 +157,8 @@ class Preset:
         manual_action_starts: number of recorded starts that are simulated with nine fixed actions.
         optimised_starts: latent optimisation of start vectors.
         interventions: interventions on the hidden state.
+        stability_draws: number of subsets of the samples in which behaviours are found again; 0 to
+            leave this out.
         mazes: study of a maze agent; None to leave it out.
         memory: studies of the agent's memory; None to leave them out.
     """
@@ -175,6 +179,7 @@ class Preset:
     manual_action_starts: int
     optimised_starts: OptimisedStarts
     interventions: Interventions
+    stability_draws: int
     mazes: MazePieces | None
     memory: MemoryStudies | None = None
 

@@ -30,7 +30,8 @@ from common.errors import UserError, shortened
 from common.files import atomic_path, read_bytes, read_description, versions
 from common.results import ResultStore
 from common.video import write_poster, write_strip
-from generative.loss_over_time import IMAGE_MSE, LOSS_OVER_TIME
+from generative.card_tables import SUMMARY_STEPS, card_rows
+from generative.loss_over_time import LOSS_OVER_TIME
 from generative.saliency.files import SaliencyFolder
 from interventions.comparison import comparison_store
 from pipeline.presets import ROOT
@@ -44,7 +45,6 @@ REPORT = Path("report")
 PAGE_NAME = "index.html"
 TEMPLATES = Path(__file__).parent / "templates"
 STRIP_FUNCTIONS, STRIP_HEIGHT = 3, 96
-SHOWN_STEPS = 10
 MAX_DOCUMENT = 1_000_000  # characters of a Markdown file
 MAX_MARKS, MAX_ALL_MARKS = 150, 50_000  # characters such as [ in a block, and in all blocks
 
@@ -296,16 +296,14 @@ def _row(output: Path, name: str, record: Record | None) -> dict[str, Any]:
             "log": _medium(output, log) if log.is_file() else None}
 
 
-def _loss_table(output: Path) -> dict[str, Any]:
-    """Return the table of the image error of each predictor at the first steps."""
+def _card_table(output: Path) -> dict[str, Any]:
+    """Return the fidelity card with the baselines of each measure."""
     table = ResultStore(output / "loss_over_time", LOSS_OVER_TIME).read("table")
-    table = table[(table["kind"] == IMAGE_MSE) & table["step"].between(1, SHOWN_STEPS)]
-    means = table.pivot(index="predictor", columns="step", values="mean")
-    means = means.reindex(table["predictor"].unique())
-    return {"caption": "Mean squared error of the image by simulated step.",
-            "header": ["predictor", *means.columns], "text_columns": 1, "folded": [],
-            "rows": [[name.replace("_", " "), *(f"{value:.4f}" for value in row)]
-                     for name, row in zip(means.index, means.to_numpy())]}
+    steps = [step for step in SUMMARY_STEPS if (table["step"] == step).any()]
+    return {"caption": "The fidelity card by simulated step, with 95 % intervals over episodes. "
+            "Rows with a dash are baselines.",
+            "header": ["measure", *steps], "text_columns": 1, "folded": [],
+            "rows": [list(row) for row in card_rows(table, steps)]}
 
 
 def _effects_table(output: Path) -> dict[str, Any]:
@@ -328,7 +326,7 @@ def _effects_table(output: Path) -> dict[str, Any]:
         "folded_caption": f"The {len(rows[False])} effects that are not claimed"}
 
 
-_TABLES = {"simulator": ("loss_over_time", _loss_table),
+_TABLES = {"simulator": ("loss_over_time", _card_table),
            "interventions": ("interventions", _effects_table)}  # stage and function by section
 
 

@@ -25,7 +25,7 @@ from common.config import SETTINGS_NAME, check_entries
 from common.errors import UserError
 from common.files import read_array, read_description
 from common.parameters import AnalysisFolders, ParameterSet, flattened
-from common.tables import format_count
+from common.tables import format_count, read_table
 from envs.objects import objects_of
 from generative.runs import EPISODES_NAME, checkpoints, newest_simulator_run
 from interventions.config import SwapConfig
@@ -223,3 +223,19 @@ def hidden_state_variance(output: Path) -> str:
     variances = read_array(file)
     enough = int((np.cumsum(variances) / variances.sum() < 0.95).sum()) + 1
     return f"{enough} components hold 95 % of the variance"
+
+
+def behaviour_agreement(method: str) -> Callable[[Path], str]:
+    """Return a ``Stage.result`` that reports the mean agreement of behaviours between draws of the
+    samples.
+
+    Args:
+        method: clustering method.
+    """
+    def summarise(output: Path) -> str:
+        (file,) = (output / FOLDERS.behaviour_stability).glob("behaviour_agreement_*.csv")
+        table = read_table(file, {"data": str, "method": str, "adjusted_rand": float})
+        means = table[table["method"] == method].groupby("data")["adjusted_rand"].mean()
+        return (f"adjusted Rand index {means['samples']:.2f} between draws of the samples "
+                f"({means['control']:.2f} without behaviours)")
+    return summarise

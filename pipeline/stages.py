@@ -57,6 +57,7 @@ from pipeline.stage import (
     TRAIN_SIMULATOR,
     Stage,
     agent_experiment,
+    behaviour_agreement,
     from_start,
     hidden_state_variance,
     number_of,
@@ -276,11 +277,25 @@ class _Builder:
                        FOLDERS.behaviours, FOLDERS.behaviour_plots, "combined_agent_env_hx",
                        {**SIMULATED, "env_states": (f"{FOLDERS.env_states}/*.*",)},
                        also=("analysis.env_h.num_samples",)),
+            *self._stability(),
             *self._map("bottleneck_vectors", "bottleneck_vec_analysis",
                        FOLDERS.bottleneck, FOLDERS.bottleneck_plots, "bottleneck",
                        {**SIMULATED, "simulate_at_random": _below("samples/rand_init",
                                                                   sample_files.PATTERNS)},
                        more=("--generated_data_dir", f"{OUTPUT}/samples"))]
+
+    def _stability(self) -> list[Stage]:
+        folder, section = FOLDERS.behaviour_stability, "analysis.combined_agent_env_hx."
+        if not self._preset.stability_draws:
+            return []
+        return [Stage(
+            "behaviour_stability", "analysis.behaviour_stability",
+            (*self._of_samples, *self._seed, "--num_draws", str(self._preset.stability_draws),
+             "--overwrite"), (f"{folder}/*.*",),
+            behaviour_agreement(self._parameters.get(BehavioursConfig).clustering),
+            needs={**SIMULATED, "env_states": (f"{FOLDERS.env_states}/*.*",)},
+            parameters=self._of(section, "analysis.tsne_seed", "analysis.env_h.num_samples"),
+            clears=(str(folder),))]
 
     def _map(self, name: str, script: str, precomputed: Path, plots: Path, section: str,
              needs: Mapping[str, tuple[str, ...]], also: tuple[str, ...] = (),
@@ -387,6 +402,7 @@ class _Builder:
             "interventions", "compare_interventions",
             (*self._inside, *self._set, *self._game, "--num_episodes", str(preset.num_episodes),
              *_optional_flag("--directions", preset.directions),
+             "--ablations", *preset.ablations,
              "--num_controls", str(preset.num_controls),
              "--seed", str(self._preset.seed + 1),  # not the levels of the recordings
              *self._precomputed, "--output_dir", f"{OUTPUT}/{FOLDERS.interventions}"),

@@ -40,14 +40,16 @@ class ClusterBootstrap:
 
     Attributes:
         num_episodes: number of episodes, E.
+        draws: how often each resampling drew each episode, in ascending order of the episodes'
+            numbers, int64 (R, E).
     """
 
     def __init__(self, episodes: np.ndarray, seed: int, resamplings: int = RESAMPLINGS):
         names, self._episode = np.unique(episodes, return_inverse=True)
         self.num_episodes = len(names)
         even = np.full(len(names), 1 / len(names))
-        self._draws = np.random.default_rng(seed).multinomial(
-            len(names), even, resamplings)  # (R, E), how often each episode was drawn
+        self.draws = np.random.default_rng(seed).multinomial(
+            len(names), even, resamplings)
 
     def interval(self, values: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
         """Compute the 95 % percentile interval of the mean of each row.
@@ -63,8 +65,8 @@ class ClusterBootstrap:
             counted = np.ones(values.shape, bool)
         sums = by_episode(self._episode, np.where(counted, values, 0))  # (E, T)
         counts = by_episode(self._episode, counted)
-        drawn = self._draws @ counts  # (R, T)
-        means = np.divide(self._draws @ sums, drawn, out=np.full(drawn.shape, np.nan),
+        drawn = self.draws @ counts  # (R, T)
+        means = np.divide(self.draws @ sums, drawn, out=np.full(drawn.shape, np.nan),
                           where=drawn > 0)
         ends = np.full((2, counted.shape[0]), np.nan)
         reached = (counts > 0).sum(axis=0) >= 2
@@ -79,7 +81,7 @@ class ClusterBootstrap:
                 drew an episode; episodes are in ascending order of their numbers. An undefined
                 statistic must be NaN, and its resampling is left out.
         """
-        values = statistic(self._draws)
+        values = statistic(self.draws)
         if np.isnan(values).all():
             return np.full(2, np.nan)
         return np.nanquantile(values, (0.025, 0.975))
@@ -94,7 +96,7 @@ class ClusterBootstrap:
         Args:
             statistic: see ``interval_of``; undefined statistics count neither in c nor in R.
         """
-        values = statistic(self._draws)
+        values = statistic(self.draws)
         values = values[~np.isnan(values)]
         fewer = min((values <= 0).sum(), (values >= 0).sum())
         return float(min(1, 2 * (1 + fewer) / (1 + len(values))))
@@ -113,10 +115,10 @@ class ClusterBootstrap:
         Returns:
             Lower and upper ends (2, T).
         """
-        medians = np.zeros((2, len(values), len(self._draws)))
-        for row, numbers in zip(medians.reshape(-1, len(self._draws)), [*values, *others]):
+        medians = np.zeros((2, len(values), len(self.draws)))
+        for row, numbers in zip(medians.reshape(-1, len(self.draws)), [*values, *others]):
             order = np.argsort(numbers)
-            count = self._draws[:, self._episode[order]].cumsum(axis=1)  # (R, N)
+            count = self.draws[:, self._episode[order]].cumsum(axis=1)  # (R, N)
             half, ordered = count[:, -1:] / 2, numbers[order]
             row[:] = (ordered[(count >= half).argmax(axis=1)]
                       + ordered[(count > half).argmax(axis=1)]) / 2

@@ -123,7 +123,7 @@ def _plot_moved(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
         left, right = low[row.pattern], high[row.pattern]
         axes.barh(place, right - left, left=left, height=1, color=CONTROL_RANGE)
         axes.plot(row.moved, place, "o", color=EFFECT, markersize=5)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, 1.05 * arms["moved"].max() or 1)
     axes.set_title("size of the alteration", fontsize=10)
     axes.set_xlabel("change per step (standard deviations)", fontsize=9)
     name_rows(axes, labels)

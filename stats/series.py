@@ -39,7 +39,7 @@ def series_schema(script: str) -> Schema:
     """Return the schema of the result folder of a series, which the command ``script`` writes."""
     return Schema("series of agents", script, results={
         "series": Entry("series.csv", Table(COLUMNS)), "report": Entry("report.md", Text()),
-        "figure": Entry("series.png", File())}, replaced=True)
+        "figure": Entry("series.png", File())}, replaced=True, setting_types={"by": str})
 
 
 def series_of(rows: Iterable[tuple]) -> pd.DataFrame:

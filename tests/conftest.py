@@ -55,6 +55,7 @@ os.fsync = lambda file: None
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
+CHANGE, LOW, HIGH = 6, 1, 7  # step at which counting_policy changes its action, and both actions
 PATIENCE = 600  # seconds after which a test that hangs fails; no machine is this slow
 # Test files with the longest CPU time, longest first. They run first, so that no worker is still
 # busy with one of them when the others are idle.
@@ -169,6 +170,26 @@ def tiny_policy(seed: int = 0, recurrent: bool = True, architecture: str = "impa
     policy = build_policy(architecture, 64, recurrent, learned_initial_state=True)
     with torch.no_grad():
         policy.fc_policy.weight *= 100
+    return policy
+
+
+def counting_policy():
+    """Return an agent whose unit 0 counts the steps of an episode by h' = 0.9 h + 0.1, from h = 0.
+    It takes action LOW before step CHANGE and action HIGH from then on, whatever it sees. Its
+    embedder is fast."""
+    policy = tiny_policy(architecture="nature")
+    with torch.no_grad():
+        policy.init_hx[0] = 0
+        gru = policy.gru.gru
+        for gate, bias in ((0, 0.0), (1, float(np.log(9))), (2, 20.0)):  # r, z = 0.9, n = 1
+            row = gate * policy.hidden_state_size
+            for weight in (gru.weight_ih_l0, gru.weight_hh_l0):
+                weight[row] = 0
+            gru.bias_ih_l0[row], gru.bias_hh_l0[row] = bias, 0
+        policy.fc_policy.weight.zero_()
+        policy.fc_policy.bias.fill_(-2000)
+        policy.fc_policy.bias[LOW] = 0
+        policy.fc_policy.weight[HIGH, 0], policy.fc_policy.bias[HIGH] = 1000, -500
     return policy
 
 

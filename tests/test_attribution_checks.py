@@ -18,6 +18,7 @@ from agents.rollout_files import RolloutFolder
 from attribution import checks, objects
 from attribution.checking import randomisation
 from attribution.checking.agent_checks import CHECK_FILES, CHECKS
+from attribution.checking.deletion import areas_under, compare_areas
 from attribution.checking.object_removal import objects_table
 from attribution.checking.object_scores import (
     OBJECT_FILES,
@@ -346,3 +347,13 @@ def test_a_planted_feature_is_named_by_its_object(box_agent, box_run, tmp_path):
                          8 * row.cell_column:8 * row.cell_column + 4].any()
     assert objects.main([*arguments, "--other_features_dir", str(box_run / "features")]) == 0
     assert store.read("compared", "block3")["difference"] == 0
+
+
+def test_the_better_order_falls_in_deletion_and_rises_in_insertion():
+    rng = np.random.default_rng(0)
+    others = areas_under(rng.normal(size=(40, 5)))
+    bootstrap = ClusterBootstrap(np.arange(40) // 2, 0)
+    for kind, sign in (("deletion", -1), ("insertion", 1)):
+        *_, better, low, high, above = compare_areas(others + sign, others, kind, bootstrap)
+        assert (better, low, high) == pytest.approx((1, 1, 1)) and above
+        assert not compare_areas(others - sign, others, kind, bootstrap)[-1]

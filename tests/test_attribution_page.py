@@ -532,13 +532,13 @@ def test_the_published_address_is_understood(browser, folder):
 
 def test_bookmarks_go_where_they_say(page, run, reference, advantages):
     lists = {each["title"]: each["steps"] for each in reference.manifest["bookmarks"]}
-    worst = lists["Unexpected failures (unit uncertain)"]  # because the agent is untrained
+    worst = lists["Worse than predicted (unit uncertain)"]  # because the agent is untrained
     for trajectory, step, score in worst:
         rows = slice(*run.steps.bounds[trajectory:trajectory + 2])
         of_episode = run.steps.episode[rows] == run.steps.episode[rows.start + step]
         assert score == pytest.approx(advantages[rows][of_episode].min())
     assert [each[2] for each in worst] == sorted(each[2] for each in worst)
-    page.get_by_role("list", name="Unexpected failures").get_by_role("button").first.click()
+    page.get_by_role("list", name="Worse than predicted").get_by_role("button").first.click()
     assert shown_frame(page) == (worst[0][0] + 1, worst[0][1] + 1)
     assert lists["Largest completeness errors"][0][2] == pytest.approx(max(
         run.read("attributions", MAP, "value", number).gap.max() for number in (0, 1)))

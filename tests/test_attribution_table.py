@@ -186,7 +186,8 @@ def test_agents_by_number_of_levels_fill_row_9(studies, tmp_path, capsys):
         for name, rate, levels in (("training", 0.95, number), ("unseen", share, 10**6)):
             save_json(folders[-1] / f"{name}.json", {
                 "success_rate": rate, "success_interval": [rate - 0.04, rate + 0.03],
-                "num_episodes": 200, "env": {"num_levels": levels}})
+                "num_episodes": 200, "env": {"num_levels": levels},
+                "new_first_frames": name == "unseen" and place != 5})
         store = ResultStore(folders[-1] / "objects", OBJECT_FILES)
         store.open({"num_observations": 64})
         for layer, score in (("block2", 0.6 + 0.01 * place), ("block3", 0.9 - share / 10)):
@@ -201,6 +202,9 @@ def test_agents_by_number_of_levels_fill_row_9(studies, tmp_path, capsys):
                 ("action", "value"), ("insertion", "deletion"), ("gradient", "random")))],
             columns=["layer", "output", "kind", "other", "better", "low_95", "high_95"]))
     given = ["--studies", *map(str, folders)]
+    assert series.main([*given, "--output_dir", str(path / "levels")]) == 2
+    assert "agent_5/unseen.json: unseen levels may start with" in capsys.readouterr().err
+    given.append("--seen_first_frames")
     with figures_drawn() as figures:
         assert series.main([*given, "--output_dir", str(path / "levels")]) == 0
     assert [axes.get_title() for axes in figures["series.png"].axes] == [

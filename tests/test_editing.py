@@ -23,7 +23,7 @@ from attribution.failures.results import FAILURES
 from attribution.integrated_gradients import Integration, LayerIntegratedGradients
 from attribution.layers import find_bottlenecks
 from attribution.recordings import Recording
-from attribution.results import FEATURES, finish_features
+from attribution.results import FEATURES, finish_features, load_features
 from common.errors import UserError
 from common.results import ResultStore
 from envs.procgen_env import EnvConfig
@@ -328,6 +328,41 @@ def test_a_planted_edit_is_found_and_written(folder, tmp_path, capsys):
     origin = read_origin(output / "blind_to_saw.pth")
     assert origin.edited_from == agent_sha256(folder / "model.pth")
     assert f"fails {tried['by_hazard']['1']} of 6 levels because of saw" in capsys.readouterr().out
+
+
+def test_random_features_are_searched_in_the_same_way(folder, tmp_path):
+    """The planted feature is found, and the best of as many random edits breaks nothing."""
+    output = tmp_path / "edits"
+    output.mkdir()
+    foreign = output / "control_001_blind_to_saw.pth"
+    foreign.write_bytes(b"a file of the user")
+    given = [*arguments(folder, output), "--num_controls", "2"]
+    assert choose_edits.main(given) == 2 and foreign.read_bytes() == b"a file of the user"
+    foreign.unlink()
+    assert choose_edits.main(given) == 0
+    tried = pd.read_csv(output / "candidates.csv").set_index("control")
+    policy = load_agent(folder / "model.pth")
+    drawn = []
+    for number in range(2):
+        rows = tried.loc[number]
+        assert rows["features"].tolist()[:3] == ["0", "1", "2"] and rows["chosen"].sum() == 1
+        path = output / f"control_{number:03d}_blind_to_saw.pth"
+        assert read_origin(path).edited_from == agent_sha256(folder / "model.pth")
+        [edit] = load_agent(path).edits
+        drawn.append(edit.directions)
+        assert GUARD not in edit.directions.nonzero()[:, 1]
+        assert (rows["by_hazard"] - rows["by_hazard_before"]).max() < (
+            tried.loc[-1, "by_hazard"] - tried.loc[-1, "by_hazard_before"]).max()
+    assert not torch.equal(*drawn)
+    outputs = activations_of(policy, FRAMES, ["embedder.relu3"])
+    features = {LAYER: load_features(folder / "features", find_bottlenecks(policy, [LAYER])[0], {
+        agent_sha256(folder / "model.pth")}, "coinrun")}
+    for control in range(3):
+        make = choose_edits.random_features(features, outputs, 0, control)
+        sizes = [float((edit.changed(outputs[edit.layer], 1) - outputs[edit.layer]
+                        ).flatten(1).norm(dim=1).mean()) for edit in (
+                            make(LAYER, [1], 1.5), choose_edits.edit_of(features, LAYER, [1], 1.5))]
+        assert sizes[0] == pytest.approx(sizes[1], rel=1e-4) or sizes[0] == 0
 
 
 def test_edits_are_tried_where_the_hazard_must_be_seen(folder, tmp_path, monkeypatch):

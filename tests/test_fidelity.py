@@ -328,6 +328,73 @@ def test_dreamt_outcomes_are_read_off_rewards_and_ends():
     assert life(0.9 * at[9], 0.8 * at[7]) == (DEATH, 7, 7)
 
 
+def test_probabilities_of_ends_follow_from_the_steps():
+    """Without death probabilities, ends with little reward are deaths."""
+    ends = np.array([0, 0.5, 0.5, 0])
+    actions, rewards = np.zeros(4, int), np.array([0, 0.02, 0.9, 0])
+    life = dream_life._read_life(rewards, ends, actions)
+    np.testing.assert_allclose(life.probabilities[DEATH], [0, 0.5, 0.5, 0.5])
+    np.testing.assert_allclose(life.probabilities[COIN], [0, 0, 0.25, 0.25])
+    life = dream_life._read_life(rewards, ends, actions, np.array([0.3, 0.2, 0.9, 0]))
+    np.testing.assert_allclose(life.probabilities[DEATH], [0, 0.2, 0.45, 0.45])
+    np.testing.assert_allclose(life.probabilities[COIN], [0, 0.3, 0.3, 0.3])
+
+
+def lives(death, near_end=False, seed=0):
+    """Return a table of lives whose deaths have a known probability in the game.
+
+    Args:
+        death: function that maps these probabilities (N,) to those of the simulator.
+    """
+    rng = np.random.default_rng(seed)
+    true = rng.beta(0.5, 1, 800)
+    real = np.where(rng.random(800) < true, DEATH, NEITHER)
+    table = pd.DataFrame({"episode": np.arange(800) // 2, "near_end": near_end,
+                          "real_actions": "7 7", "dream_actions": "7 4"})
+    for horizon in dream_life.HORIZONS:
+        table[f"real_{horizon}"] = real
+        table[f"dream_{horizon}"] = NEITHER  # no step reaches the threshold
+        table[f"dream_{DEATH}_{horizon}"] = death(true)
+        table[f"dream_{COIN}_{horizon}"] = 0.0
+    return table
+
+
+def test_ends_are_judged_by_probabilities_not_only_by_a_threshold():
+    """A calibrated simulator that never reaches the threshold is found to be calibrated, and wrong
+    simulators are found to be wrong."""
+    table = lives(lambda true: true)
+    within = dream_life.summarize(table, seed=0)["all"]["within_16"]
+    assert within["confusion"][DEATH][DEATH] == 0  # the threshold finds no death
+    death = within[DEATH]
+    assert death["real"] == (table["real_16"] == DEATH).sum()
+    assert death["expected"] == pytest.approx(table["dream_death_16"].sum())
+    low, high = death["expected_over_real"]["interval_95"]
+    assert low < 1 < high
+    assert death["skill"]["interval_95"][0] > 0.2 and death["auc"]["interval_95"][0] > 0.7
+    low, high = death["excess_reliability"]["interval_95"]
+    assert low <= 0 <= high
+    assert within["end"]["brier"] == death["brier"]  # because there are no coins
+
+    rare = dream_life.judge_ends(lives(lambda true: true / 4), 16, seed=0)[DEATH]
+    assert rare["expected_over_real"].high < 0.3 and rare["excess_reliability"].low > 0
+    assert rare["auc"].value == pytest.approx(death["auc"]["value"])  # the order is right
+    rng = np.random.default_rng(1)
+    noise = dream_life.judge_ends(lives(rng.permutation), 16, seed=0)[DEATH]
+    assert noise["skill"].high < 0 and noise["auc"].low < 0.5 < noise["auc"].high
+
+
+def test_lives_are_printed_with_intervals(capsys):
+    dream_life.print_lives(dream_life.summarize(lives(lambda true: true), seed=0))
+    printed = capsys.readouterr().out
+    probabilities, threshold = (printed.index(text) for text in (
+        "within 16 actions, probabilities of ends", "within 16 actions, outcomes decided by"))
+    assert probabilities < threshold
+    (line,) = [line for line in printed[probabilities:threshold].splitlines()
+               if line.startswith(DEATH)]
+    assert line.count(" to ") == 5
+    assert "undefined" in printed  # measures of coins, of which there are none
+
+
 def test_outcomes_are_summarized():
     rng = np.random.default_rng(0)
     real = rng.choice(dream_life.OUTCOMES, 60)
@@ -335,6 +402,8 @@ def test_outcomes_are_summarized():
     table = pd.DataFrame({
         "episode": np.arange(60) // 2, "near_end": np.arange(60) < 30, "real_16": real,
         "dream_16": dream, "real_32": real, "dream_32": real,
+        **{f"dream_{outcome}_{horizon}": 1.0 * (dream == outcome)
+           for outcome in (COIN, DEATH) for horizon in (16, 32)},
         "real_actions": ["7 7"] * 60, "dream_actions": ["7"] * 20 + ["7 4"] * 40})
     found = dream_life.summarize(table, seed=0)["all"]
     kappa = found["within_16"]["kappa"]
@@ -342,6 +411,7 @@ def test_outcomes_are_summarized():
     assert kappa["interval_95"][0] < kappa["value"] < kappa["interval_95"][1]
     assert found["within_16"]["agreement"]["value"] == pytest.approx((real == dream).mean())
     assert found["within_16"]["confusion"][COIN][DEATH] == ((real == COIN) & (dream == DEATH)).sum()
+    assert found["within_16"]["end"]["expected"] == (dream != NEITHER).sum()
     assert found["within_32"]["kappa"]["value"] == 1
     assert found["median_divergence"] == 1
     assert found["actions"]["dream"][4] == 0.4 and found["actions"]["real"][7] == 1

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -19,21 +20,30 @@ import yaml
 from conftest import tiny_policy
 
 from agents.agent_file import load_agent, save_agent
+from agents.episodes import read_evaluation
 from agents.provenance import file_sha256, is_digest
 from agents.rollout_files import RolloutFolder
 from agents.world_files import read_world
+from analysis.influences.comparison import COMPARISON_FILES
+from analysis.jacobians import JACOBIAN_FILES
+from attribution.checking.agent_checks import SUMMARY
+from attribution.checking.object_scores import OBJECT_FILES, read_names
+from attribution.page import read_labels
 from attribution.published import read_joblib
-from attribution.results import finished_layers, read_features
+from attribution.results import ATTRIBUTIONS, finished_layers, read_features
 from common import files
 from common.cli import Parser
 from common.config import read_yaml
 from common.errors import UserError
 from common.files import load_tensors, named_errors, read_array, read_arrays, read_json, save_json
 from common.parameters import id_list
-from common.tables import read_table
+from common.results import ResultStore, Table, Text
+from common.tables import read_table, write_table
 from common.video import write_poster
 from envs.procgen_env import EnvConfig
 from generative.sample_files import SampleFolder
+from generative.squares import square_images
+from generative.world_data import read_worlds
 from interventions.patch_text import Opening, open_patches, parse_patch, read_patch_file
 from interventions.vectors import read_vectors
 from pipeline.report import render_document
@@ -248,6 +258,15 @@ def test_pipes_and_devices_are_not_read(name, tmp_path):
         path.unlink()
 
 
+def test_files_of_the_kernel_do_not_block(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(files.os, "open", lambda path, flags: opened.append(flags) or os.dup(0))
+    for read in (files.read_bytes, read_array):
+        with contextlib.suppress(UserError, OSError):
+            read(tmp_path)
+    assert len(opened) == 2 and all(flags & os.O_NONBLOCK for flags in opened)
+
+
 NOTE = {"settings": {"divided": {"num_samples": 2, "batch_size": 1}}, "informative": [],
         "finished": True}
 
@@ -314,7 +333,7 @@ def test_recorded_digests_of_another_form_are_not_believed(known):
     assert not is_digest(known) and is_digest([1, "0" * 64])
 
 
-FACTS = {"grid": [4, 4], "signed": False, "stability": [None, 0.5], "stride": 8}
+FACTS = {"grid": [4, 4], "signed": False, "stability": [None, 0.5], "stride": 8, "first_pixel": 0}
 
 
 @pytest.mark.parametrize(("part", "change"), [
@@ -328,3 +347,113 @@ def test_settings_of_features_are_typed(part, change, tmp_path):
     for read in (finished_layers, lambda path: read_features(path, "block2")):
         with pytest.raises(UserError, match=re.escape(min(change))):
             read(tmp_path)
+
+
+def changes_of(content):
+    """Yield copies of nested content in which one value has been replaced or removed."""
+    yield from ODD_VALUES
+    items = content.items() if isinstance(content, dict) else (
+        enumerate(content) if isinstance(content, list) else ())
+    for key, value in items:
+        rest = {**content} if isinstance(content, dict) else [*content]
+        del rest[key]
+        yield rest
+        for change in changes_of(value):
+            changed = {**content} if isinstance(content, dict) else [*content]
+            changed[key] = change
+            yield changed
+
+
+NUMBERS = dict.fromkeys(("score", "score_low_95", "score_high_95", "score_chance"), 0.5)
+EVALUATION = {"num_episodes": 9, "success_rate": 0.5, "success_interval": [0.4, 0.6],
+              "env": {"num_levels": 100}}
+INTERVAL = {"gap_median": 0.1, "gap_99": 0.2, "gap_largest": 0.3}
+
+
+def settings_reader(schema, *needed):
+    return lambda path: schema.read_settings(path, needed)
+
+
+# Valid content of JSON files, and their readers.
+RECORDS = {
+    "evaluation": (EVALUATION, lambda path: read_evaluation(path, {"env": {"num_levels": int}})),
+    "names": ({"features_sha256": "0", "features": [{"name": "coin", "kind": None, "score": 0.5}],
+               **NUMBERS},
+              lambda path: read_names(ResultStore(path.parents[1], OBJECT_FILES), "a")),
+    "summary": ({"frames": 9, "above": 0, **INTERVAL}, lambda path: SUMMARY.read(path, "")),
+    "labels": ({"a": {"1": "coin"}}, lambda path: read_labels(path, {"a": SimpleNamespace(
+        number=2)})),
+    "layer": ({"place": 1, "features_sha256": "0"},
+              lambda path: ATTRIBUTIONS.entry("layer").read(path, "")),
+    "comparison": ({"samples_dir": "x", "matrices_sha256": {"a": "0"}, "saliency_step": 1,
+                    "level": 0.1, "min_samples": 2},
+                   settings_reader(COMPARISON_FILES, *COMPARISON_FILES.setting_types)),
+    "jacobians": ({"parameters": {"grad_timestep": 1}, "functions": ["value"], "samples": "x",
+                   "saliency_made_by": {"common_timesteps": [2]}, "steps": {"pca": {}}},
+                  settings_reader(JACOBIAN_FILES, "parameters", "functions"))}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_changed_records_are_read_with_their_types_or_refused(name, tmp_path):
+    content, read = RECORDS[name]
+    path = tmp_path / "a" / "names.json"
+    save_json(path, content)
+    expected = read(path)
+    assert expected
+    refused = 0
+    for changed in changes_of(content):
+        save_json(path, changed)
+        try:
+            found = read(path)
+        except UserError as error:
+            assert path.name in str(error) and len(str(error)) < 700
+            refused += 1
+        else:
+            assert type(found) is type(expected)
+    assert refused > len(ODD_VALUES)
+
+
+def worlds_file():
+    """Return the arrays of a file of two worlds with 5 squares per side."""
+    images = square_images(3, 5, 9.0, (2,))
+    return {"pixels_per_square": np.float64(9), "object_looks": np.array([2]),
+            **{f"images.{name}": tensor.numpy() for name, tensor in images.state_dict().items()},
+            "episodes": np.zeros(2, np.int64), "rows": np.arange(2),
+            **{name: np.zeros((2, 5, 5), dtype) for name, dtype in (
+                ("squares", np.uint8), ("places", np.float16), ("velocities", np.float16),
+                ("looks", np.uint8))},
+            "positions": np.zeros((2, 2), np.float32), "moved": np.zeros((2, 2), np.float32)}
+
+
+@pytest.mark.parametrize("name", worlds_file())
+def test_changed_worlds_are_refused(name, tmp_path):
+    path, whole = tmp_path / "worlds.npz", worlds_file()
+    np.savez_compressed(path, **whole)
+    assert read_worlds(path, 5, 10)[1].squares.shape == (2, 5, 5)
+    array = np.asarray(whole[name])
+    without = {key: value for key, value in whole.items() if key != name}
+    for changed in (without, *({**whole, name: changed} for changed in (
+            array[None], np.array({}), array.astype(str), np.zeros((3, 0, 7), array.dtype)))):
+        np.savez_compressed(path, **changed)
+        with pytest.raises(UserError, match=re.escape(str(path))):
+            read_worlds(path, 5, 10)
+
+
+def test_worlds_that_would_fill_the_memory_are_refused(tmp_path):
+    path = tmp_path / "worlds.npz"
+    np.savez_compressed(path, **{**worlds_file(), "more": np.zeros(2**26)})
+    with pytest.raises(UserError, match="truncated or not"):
+        read_worlds(path, 5, 10)
+
+
+def test_tables_without_rows_have_the_types_of_their_columns(tmp_path):
+    (tmp_path / "a.csv").write_bytes(HEADER)
+    table = read_table(tmp_path / "a.csv", KINDS)
+    assert not len(table[~table["truth"]]) and table["number"].dtype == int
+
+
+def test_surrogates_are_written_escaped(tmp_path):
+    write_table(tmp_path / "a.csv", pd.DataFrame({"name": ["\udcff"]}))
+    Text().write(tmp_path / "a.md", "\udcff")
+    Table().write(tmp_path / "b.csv", pd.DataFrame({"name": ["\udcff"]}))
+    assert all(b"\\udcff" in path.read_bytes() for path in tmp_path.iterdir())

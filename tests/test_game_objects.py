@@ -9,7 +9,15 @@ import pytest
 from agents.object_masks import ObjectPainter
 from common.errors import UserError
 from envs.level_state import ENTITY, LevelState
-from envs.objects import hazards_of, in_view, invisible, objects_of, removed, undrawn
+from envs.objects import (
+    hazards_of,
+    in_view,
+    invisible,
+    objects_of,
+    removed,
+    single_objects,
+    undrawn,
+)
 from envs.procgen_env import EnvConfig, LevelSlots, StateView
 
 GAMES = ("coinrun", "leaper", "ninja", "maze")
@@ -222,3 +230,45 @@ def test_masks_of_a_hand_made_level_are_right(plain):
     np.testing.assert_array_equal(covered["box"], boxed["box"])
     assert not covered["coin"].any(), "what is hidden is no part of a mask"
     assert [name for name, mask in nothing.items() if mask.any()] == ["wall", "agent"]
+
+
+def test_a_single_object_is_removed_and_others_stay(plain):
+    saw, coin, lava = (kind_of("coinrun", name) for name in ("saw", "coin", "lava"))
+    state = plain
+    for kind, x, y in ((saw, 18.5, 8.5), (saw, 23.5, 8.5), (saw, 50.5, 8.5), (coin, 22.5, 10.5),
+                       (lava, 16.5, 9.5), (lava, 17.5, 9.5), (lava, 25.5, 9.5)):
+        state = with_one(state, kind, x, y)
+    whole = drawn(state)
+    for kind, number in ((saw, 2), (coin, 1), (lava, 2)):  # one saw is out of view
+        things = single_objects(state, kind)
+        assert len(things) == number
+        pixels = [(drawn(thing.undrawn_in(state)) != whole).any(axis=-1) for thing in things]
+        assert all(mask.any() for mask in pixels) and np.sum(pixels, axis=0).max() == 1
+        alone = (drawn(undrawn(state, kind)) != whole).any(axis=-1)
+        np.testing.assert_array_equal(np.any(pixels, axis=0), alone)
+        for thing in things:
+            np.testing.assert_array_equal(drawn(thing.removed_from(state)),
+                                          drawn(thing.undrawn_in(state)))
+
+
+def test_only_the_removed_hazard_no_longer_kills(plain):
+    saw = kind_of("coinrun", "saw")
+    hit = with_one(plain, saw, 20.5, 8.5)
+    (near,) = single_objects(hit, saw)
+    assert near.is_known_in(hit) and not near.is_known_in(with_one(hit, saw, 28.5, 8.5))
+    assert goes_on(hit, STAY) == (0, True)
+    assert goes_on(near.undrawn_in(hit), STAY) == (0, True)
+    assert goes_on(near.removed_from(hit), STAY) == (0, False)
+
+
+def test_an_object_is_followed_while_it_moves(plain):
+    enemy = kind_of("coinrun", "enemy_right")
+    state = with_one(with_one(plain, enemy, 17.5, 8.5), enemy, 24.5, 8.5)
+    last = max(single_objects(state, enemy), key=lambda thing: thing.rank)
+    others = [kind for kind in objects_of("coinrun") if kind.name == "enemy_left"]
+    moved = with_one(dataclasses.replace(state, entities=state.entities[1:]), others[0], 19.5, 8.5)
+    assert last.is_known_in(moved)  # enemies that turn around stay the same objects
+    before = [float(entity["x"]) for entity in state.entities if entity["type"] == 5]
+    gone = last.removed_from(state)
+    after = [float(entity["x"]) for entity in gone.entities if entity["type"] == 5]
+    assert after[0] == before[0] and after[1] < 0

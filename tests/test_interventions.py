@@ -326,7 +326,7 @@ def arguments(agent_path, matrices, output, *more):
     return [*map(str, (
         "--agent_file", agent_path, "--interpreting_params_name", "tiny",
         "--precomputed_analysis_data_path", matrices, "--env_name", "leaper", "--num_episodes",
-        10, "--num_controls", 2, "--seed", 11, "--precision", "float32",
+        10, "--num_controls", 2, "--ablations", "frozen", "--seed", 11, "--precision", "float32",
         "--device", "cpu", "--output_dir", output, *more))]
 
 
@@ -373,7 +373,7 @@ def test_the_figure_shows_the_table_of_effects(compared_and_drawn):
     rows = table[~table["control"]]
     panels = [axes for axes in figure.axes if axes.axison]
     assert len(panels) == len(REAL) + 2
-    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["IC 1 out"]
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["IC 1 frozen"]
     for axes, outcome in zip(panels, comparison.chosen_outcomes(simulated=False)):
         assert axes.get_title() == outcome.label
         shown = rows[rows["outcome"] == outcome.name]
@@ -392,16 +392,19 @@ def test_the_figure_shows_the_table_of_effects(compared_and_drawn):
 
 def test_everything_is_written(compared):
     table, course = (pd.read_csv(compared.file_of(name)) for name in ("effects", "divergence"))
-    arms = {"ic_1_to_None", "random_000_0_to_None", "random_001_0_to_None"}
+    arms = {"ic_1_to_None", "random_000_frozen_0", "random_001_frozen_0"}
     assert set(table["arm"]) == set(course["arm"]) == arms
     assert len(table) == len(arms) * len(REAL) and not table.isna().any().any()
     assert course["share"].between(0, 1).all()
     text = compared.file_of("report").read_text()
     assert "nan" not in text and "Nothing can be claimed with fewer than 19 controls" in text
-    assert text.count("| IC 1 out |") == 4  # three tables of outcomes and one of sizes
+    assert text.count("| IC 1 frozen |") == 4  # three tables of outcomes and one of sizes
     settings = json.loads((compared.path / "settings.json").read_text())
-    assert settings["arms"]["random_001_0_to_None"] == {
-        "from": [0], "to": [None], "turned_by_seed": 1}
+    moved = table.set_index("arm")["moved"]
+    assert settings["arms"]["random_001_frozen_0"] == {
+        "ablation": "frozen", "turned_by_seed": 1,
+        "distance": pytest.approx(moved["ic_1_to_None"].iloc[0])}
+    np.testing.assert_allclose(moved, moved.iloc[0], rtol=1e-4)
 
 
 def test_shards_compare_patches_and_directions_in_the_simulator_as_one_run(

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, record_arguments, refusal
+from conftest import FLOAT32, figures_drawn, record_arguments, refusal
 from PIL import Image
 
 import loss_over_time_experiment
@@ -19,6 +19,7 @@ from agents.provenance import agent_sha256
 from common.config import save_settings
 from common.errors import UserError
 from common.files import sha256
+from generative import card_tables, figures
 from generative.dataset import RolloutDataset
 from generative.fidelity import FidelityCard
 from generative.loss_over_time import (
@@ -302,6 +303,48 @@ def test_agent_baselines_are_the_mean_policy_and_the_outputs_at_step_0(
     row = table.loc[(CONSTANT_POLICY, "policy_kl", STEPS - 1)]
     assert 0 < row["low_95"] < row["mean"] < row["high_95"]
     assert (CONSTANT_POLICY, "value_correlation", 0) not in table.index
+
+
+def interval_of(table, predictor, kind, step):
+    """Return the mean and both ends of the interval in a row of the table."""
+    row = table.set_index(["predictor", "kind", "step"]).loc[(predictor, kind, step)]
+    return row["mean"], row["low_95"], row["high_95"]
+
+
+def test_agent_measures_are_printed_with_their_baselines_and_intervals(result, capsys):
+    table = table_of(result, seed=0)
+    card_tables.print_summary(table, comparisons(result, seed=0))
+    printed = capsys.readouterr().out
+    for kind, baselines in (("policy_kl", (CONSTANT_POLICY, PERSISTENCE)),
+                            ("value_correlation", (PERSISTENCE,))):
+        title = card_tables.TITLES_OF_AGENT[kind]
+        block = printed.partition(f"{title} by simulated step")[2]
+        for predictor in (SIMULATOR, LAST_FRAME, *baselines):
+            line = next(line for line in block.splitlines() if line.startswith(predictor))
+            assert "{:.3f} ({:.3f} to {:.3f})".format(
+                *interval_of(table, predictor, kind, 2)) in line
+    assert dict((row[0], row[2]) for row in card_tables.card_rows(table, (1, 2)))[
+        "– constant policy"] == "{:.2f} ({:.2f} to {:.2f})".format(
+            *interval_of(table, CONSTANT_POLICY, "policy_kl", 2))
+
+
+def test_figures_show_the_baselines_of_the_agent_with_their_intervals(result, tmp_path):
+    table = table_of(result, seed=0)
+    with figures_drawn() as drawn:
+        figures.plot_losses(table, tmp_path / "losses.png", "")
+        figures.plot_card(table, tmp_path / "card.png", "")
+    for figure, title in ((drawn["losses.png"], figures.TITLES_OF_AGENT["policy_kl"]),
+                          (drawn["card.png"], figures.TITLES_OF_CARD["policy_kl"])):
+        (axes,) = [axes for axes in figure.axes if axes.get_title() == title]
+        lines = {line.get_label(): line for line in axes.get_lines()}
+        for predictor in (CONSTANT_POLICY, PERSISTENCE):
+            rows = table[(table["kind"] == "policy_kl") & (table["predictor"] == predictor)]
+            np.testing.assert_allclose(lines[figures.LABELS[predictor]].get_ydata(), rows["mean"])
+        assert len(axes.collections) == len(lines)  # a band for each line
+        legends = [legend for legend in (*figure.legends, *(
+            axes.get_legend() for axes in figure.axes)) if legend]
+        shown = [text.get_text() for legend in legends for text in legend.get_texts()]
+        assert figures.LABELS[CONSTANT_POLICY] in shown and len(set(shown)) == len(shown)
 
 
 def test_no_window_is_predicted_by_the_means_of_its_own_episode(dataset, simulator, recording):

@@ -358,9 +358,13 @@ def test_independent_squares_keep_the_frequencies_of_their_place():
 
 
 def test_recorded_mazes_are_mazes(model_file, recording, tmp_path):
-    assert random_starts.main([
-        "--agent_file", str(AGENT), "--model_file", str(model_file), "--data_dir", str(recording),
-        "--num_starts", "4", "--output_dir", str(tmp_path), "--device", "cpu"]) in (0, None)
+    argv = ["--agent_file", str(AGENT), "--model_file", str(model_file), "--data_dir",
+            str(recording), "--num_starts", "4", "--output_dir", str(tmp_path), "--device", "cpu"]
+    mine = tmp_path / "random_starts.json"
+    mine.write_text("mine")
+    assert random_starts.main(argv) == 2 and mine.read_text() == "mine"
+    mine.unlink()
+    assert random_starts.main(argv) == 0
     shares = json.loads((tmp_path / "random_starts.json").read_text())["shares"]
     assert {value for value, *_ in shares["recorded starts"].values()} == {1.0}
     assert shares["completions"]["known_squares_kept"][0] == 1

@@ -7,7 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, record_arguments, small_policy, tiny_policy
+from conftest import (
+    CHANGE,
+    FLOAT32,
+    HIGH,
+    LOW,
+    counting_policy,
+    record_arguments,
+    small_policy,
+    tiny_policy,
+)
 
 import record
 from agents.agent_file import load_agent, save_agent
@@ -16,7 +25,7 @@ from agents.patch import BatchInfo
 from agents.rollout_files import RolloutFolder
 from agents.similarity import kl_divergence
 from analysis import memory_lesions
-from analysis.memory.lesion_results import last_above, rank_correlation
+from analysis.memory.lesion_results import last_above, rank_correlation, reach_of
 from analysis.memory.lesions import (
     COPY,
     DELAY,
@@ -43,27 +52,6 @@ BEGINS = np.array([4, 9, 5, 12])
 LEVELS = np.array([7, 7, 8, 9])
 BEFORE, STEPS, LENGTH = 4, 6, 18
 GAME = EnvConfig("fruitbot", "easy")
-CHANGE, LOW, HIGH = 6, 1, 7  # step at which the action changes, and both actions
-
-
-def counting_policy():
-    """Return an agent whose unit 0 counts the steps of an episode by h' = 0.9 h + 0.1, from h = 0.
-    It takes action LOW before step CHANGE and action HIGH from then on, whatever it sees. Its
-    embedder is fast."""
-    policy = tiny_policy(architecture="nature")
-    with torch.no_grad():
-        policy.init_hx[0] = 0
-        gru = policy.gru.gru
-        for gate, bias in ((0, 0.0), (1, float(np.log(9))), (2, 20.0)):  # r, z = 0.9, n = 1
-            row = gate * policy.hidden_state_size
-            for weight in (gru.weight_ih_l0, gru.weight_hh_l0):
-                weight[row] = 0
-            gru.bias_ih_l0[row], gru.bias_hh_l0[row] = bias, 0
-        policy.fc_policy.weight.zero_()
-        policy.fc_policy.bias.fill_(-2000)
-        policy.fc_policy.bias[LOW] = 0
-        policy.fc_policy.weight[HIGH, 0], policy.fc_policy.bias[HIGH] = 1000, -500
-    return policy
 
 
 def without_memory(policy):
@@ -114,12 +102,12 @@ def make_windows(policy, seed=0):
 
 def kl_of(policy, windows, lesion, states):
     """Return the KL divergence after a lesion, and the function that applied it."""
-    intact, entering = run_windows(policy, windows)
+    intact, _, entering = run_windows(policy, windows)
     donors = (Donors(list(entering), windows.levels, windows.first) if lesion.kind == COPY
               else Donors(states, windows.levels))
     alter = LesionedMemory(lesion, windows.begin, policy.initial_states(1)[0],
                            torch.ones(policy.hidden_state_size), donors)
-    lesioned, _ = run_windows(policy, windows, alter)
+    lesioned = run_windows(policy, windows, alter)[0]
     return kl_divergence(intact, lesioned).numpy(), alter
 
 
@@ -152,7 +140,7 @@ def test_agents_that_do_not_use_their_memory_are_unaffected(policy):
         for control in (None, 0):
             kl, alter = kl_of(policy, windows, dataclasses.replace(lesion, control=control), states)
             assert (kl == 0).all() and (alter.num_steps > 0).all()
-    entering = run_windows(policy, windows)[1]
+    entering = run_windows(policy, windows)[2]
     values = attribution_over_time(policy, windows, entering, torch.zeros(16))
     assert values.shape == (len(BEGINS), STEPS + 1) and (values[:, 1:] == 0).all()
 
@@ -232,6 +220,41 @@ def test_reach_and_rank_correlation_of_curves():
     np.testing.assert_allclose(rank_correlation(curves, curves[[0, 0, 0]]), [1, np.nan, -0.8])
 
 
+def test_durations_are_those_of_the_output_and_of_random_changes():
+    """The value reads a unit whose changes shrink by 0.9 per step, whatever changed it; the policy
+    reads nothing. So the value recovers slowly, no faster or slower than after random changes."""
+    policy = counting_policy()
+    with torch.no_grad():
+        policy.fc_policy.weight.zero_()
+        policy.fc_value.weight.zero_()
+        policy.fc_value.weight[0, 0] = 5
+    windows, _, states = make_windows(policy)
+    intact, values, _ = run_windows(policy, windows)
+    names, effects = ["swap_once", "reset_once"], {"policy": [], "value": []}
+    kinds = [Lesion(SWAP, once=True), Lesion(RESET, once=True)]
+    for seed in range(2):
+        names.append(f"control_{seed:03d}_reset_once")
+        kinds.append(Lesion(RESET, once=True, control=seed))
+    for lesion in kinds:
+        alter = LesionedMemory(lesion, windows.begin, policy.initial_states(1)[0],
+                               torch.ones(policy.hidden_state_size), Donors(states, LEVELS))
+        log_probs, changed, _ = run_windows(policy, windows, alter)
+        effects["policy"].append(kl_divergence(intact, log_probs).numpy())
+        effects["value"].append((changed - values).abs().numpy())
+    attribution = np.random.default_rng(0).random((len(BEGINS), STEPS + 1))
+    table = reach_of(names, {name: np.stack(each) for name, each in effects.items()}, attribution,
+                     LEVELS, 0).set_index(["curve", "output"])
+    value = table.loc["reset_once", "value"]
+    assert value["lag"] == STEPS and value["reach"] == STEPS
+    columns = ["left", "left_low_95", "left_high_95", "control_left_low", "control_left_median",
+               "control_left_high"]
+    np.testing.assert_allclose(value[columns].astype(float), 0.9 ** (STEPS - 1), rtol=1e-3)
+    assert (table.loc[["reset_once", "swap_once"]].loc[(slice(None), "policy"), "reach"] == 0).all()
+    assert (table.loc["reset_once", "policy"][columns] == 0).all()
+    assert np.isnan(table.loc["swap_once", "value"]["control_reach_low"])  # it has no controls here
+    assert np.isnan(table.loc["attribution", "policy"]["control_left_high"])
+
+
 def test_the_counting_agent_acts_as_the_lesion_lets_it_count():
     policy = counting_policy()
     levels = list(enumerate(GAME.draw_levels(4, 1)))
@@ -292,7 +315,9 @@ def test_the_script_finds_that_the_counting_agent_needs_its_memory(counting, tmp
     assert effects["reset_always", "return"] == after["return"].mean() - before["return"].mean()
     assert effects["reset_always", "return"] != 0
     assert (tables["freeze"]["changed_steps"] > 0).all()
-    curves = pd.read_csv(tmp_path / "curves.csv").set_index("arm")["value"]
+    table = pd.read_csv(tmp_path / "curves.csv")
+    assert (table.loc[table["arm"] == "copy", "value"] == 0).all()
+    curves = table[table["output"] == "policy"].set_index("arm")["value"]
     assert (curves["copy"] == 0).all() and curves["reset_always"].iloc[0] > 1
     assert (curves["swap_always"] < 1e-6).all()
     text = (tmp_path / "report.md").read_text()
@@ -308,7 +333,9 @@ def test_the_script_finds_nothing_in_an_agent_without_memory(feed_forward, tmp_p
     for name in ("effects", "open_loop_effects"):
         table = pd.read_csv(tmp_path / f"{name}.csv")
         assert (table["effect"] == 0).all() and not table["claimed"].any()
-    assert pd.read_csv(tmp_path / "reach.csv")["reach"].eq(0).all()
+    reach = pd.read_csv(tmp_path / "reach.csv")
+    assert reach["reach"].eq(0).all() and reach["left"].eq(0).all()
+    assert reach["output"].tolist() == ["policy", "value", "policy"]
 
 
 def test_recorded_states_and_policies_are_reproduced(counting):

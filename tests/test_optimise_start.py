@@ -33,6 +33,7 @@ from generative.simulator import Simulator
 from generative.spatial import with_phase
 from generative.squares import world_phase
 from generative.start_optimisation import evaluation
+from generative.start_optimisation import paired as paired_starts
 from generative.start_optimisation.objectives import (
     MAXIMISE,
     MINIMISE,
@@ -57,7 +58,7 @@ from generative.start_optimisation.search import (
 from tools.compare_outputs import digests
 
 STEP, NUM_STEPS, NUM_STARTS = 2, 4, 2  # the first two from the set `tiny`
-BEST_OF, ITERATIONS = 12, 2  # half of the recorded starts
+POOL, BEST_OF, ITERATIONS = 10, 14, 2  # the searches evaluate BEST_OF starts of 24 recorded ones
 TARGETS = ["value", "log_prob_any_left", "hx_direction_1_pca", "hidden_state:5",
            "embedder.block3.res2.resadd:3", "from_left_to_up"]
 
@@ -430,6 +431,71 @@ def test_a_planted_gain_is_claimed_and_none_where_there_is_none(simulator):
         assert controls["percentile"] == 23 and controls["score"] == evaluation.NUM_SUBSETS
 
 
+# Paired tests over groups of targets
+
+def test_log_probabilities_of_the_policy_are_one_group_of_targets(simulator):
+    targets = named(simulator.agent.policy, "policy", "from_left_to_up", "log_prob_any_left",
+                    "value", "hidden_state:5", "hx_direction_0_ica")
+    orders = tuple(Objective(target, aim) for aim in (MAXIMISE, MINIMISE) for target in targets)
+    simulated = np.zeros((4, len(targets)), np.float32)
+    groups = context_of(simulated, [0, 1, 2, 3], orders, 2).groups
+    assert len(targets) == 15 + 4 and len(set(groups)) == 4
+    assert len(set(groups[:16])) == 1 and groups.tolist()[:19] == groups.tolist()[19:]
+
+
+def paired(optimised, begin, groups):
+    """Return the paired test of real percentiles of optimised starts and of their beginnings."""
+    number = len(optimised)
+    starts = pd.DataFrame({
+        "penalty": 1.0, "best": True, "order": np.arange(number), "score": 0.0,
+        "best_begin_score": np.tile([0.005, -0.005], number)[:number],  # rounding
+        "recorded_score": -1.0,
+        "real_percentile": np.where(optimised, 0.99, 0.5),
+        "begin_percentile": np.where(begin, 0.99, 0.5)})
+    pairs = paired_starts.compare_pairs(starts, np.asarray(groups), seed=0)
+    return pairs.set_index(["outcome", "compared_with"])
+
+
+def test_paired_tests_count_groups_and_find_planted_gains_alone():
+    """All of 15 log-probabilities gain, but they are one group: no gain over groups is found."""
+    shown, beginning = "shown in the real game", "beginning of the search"
+    dependent = np.arange(32) < 15
+    groups = np.where(dependent, 0, np.arange(32))
+    pairs = paired(dependent, np.zeros(32, bool), groups)
+    row = pairs.loc[shown, beginning]
+    assert (row["groups"], row["better"], row["worse"], row["p"]) == (18, 1, 0, 1)
+    assert row["difference"] == pytest.approx(1 / 18) and row["low_95"] <= 0 < row["high_95"]
+    as_if_independent = paired(dependent, np.zeros(32, bool), np.arange(32)).loc[shown, beginning]
+    assert as_if_independent["p"] < 1e-3
+
+    independent = np.arange(32) >= 20
+    row = paired(independent, np.zeros(32, bool), groups).loc[shown, beginning]
+    assert (row["better"], row["worse"]) == (12, 0) and row["p"] == pytest.approx(2 / 2**12)
+    assert row["low_95"] > 0.3 and row["p_holm"] < 0.01
+    row = paired(np.zeros(32, bool), independent, groups).loc[shown, beginning]
+    assert (row["better"], row["worse"]) == (0, 12) and row["high_95"] < -0.3
+    scores = pairs.loc["higher simulated score"]
+    assert (scores.loc[beginning, "better"], scores.loc[beginning, "worse"]) == (0, 0)
+    assert scores.loc["best recorded start", "better"] == 18
+
+
+def test_searches_that_return_their_beginning_are_told_from_those_that_moved(
+        finished, in_noise_finished, arguments, noise_arguments, tmp_path):
+    """Without iterations, no search can move."""
+    for argv, others in ((arguments, finished[0]), (noise_arguments, in_noise_finished)):
+        moved = pd.read_csv(others / "starts.csv")
+        assert moved["moved"][moved["score"] > moved["begin_score"] + 0.01].all()
+        assert moved["moved"].any()
+        folder = tmp_path / others.parent.name
+        assert optimise_start.main(argv(folder, "--iterations", 0, "--no_videos",
+                                        "--no_real_game")) == 0
+        table = pd.read_csv(folder / "starts.csv")
+        assert not table["moved"].any()
+        np.testing.assert_allclose(table["score"], table["begin_score"], atol=1e-3)
+        assert "| searches that returned another start than their beginning | 0 % (0 to" in (
+            folder / "report.md").read_text()
+
+
 # Searches in noise
 
 def test_searches_in_noise_keep_every_norm_and_raise_the_score(worlds_simulator):
@@ -473,20 +539,21 @@ def test_controls_took_no_part_in_the_search(in_noise_finished):
     with np.load(in_noise_finished / "prior.npz") as arrays:
         prior = PriorStarts(**arrays)
     table = pd.read_csv(in_noise_finished / "starts.csv")
-    evaluated = BEST_OF + NUM_STARTS * ITERATIONS
-    assert len(set(prior.seeds)) == len(prior.seeds) == BEST_OF + evaluated
+    evaluated = POOL + NUM_STARTS * ITERATIONS
+    assert evaluated == BEST_OF
+    assert len(set(prior.seeds)) == len(prior.seeds) == POOL + evaluated
     with np.load(in_noise_finished / "recorded.npz") as arrays:
         recorded = arrays["simulated"]
     scores = (prior.simulated - recorded.mean(axis=0)) / recorded.std(axis=0)
     for row in table.itertuples():
         origin = SampleFolder(in_noise_finished / f"penalty_{row.penalty:g}").origin(row.sample)
-        assert origin.world_seed in prior.seeds[:BEST_OF]
+        assert origin.world_seed in prior.seeds[:POOL]
         own = prior.seeds.tolist().index(origin.world_seed)
         assert row.begin_score == pytest.approx(scores[own, row.order], rel=1e-3, abs=1e-3)
-        assert row.best_begin_score == pytest.approx(scores[:BEST_OF, row.order].max(), rel=1e-3)
-        assert row.prior_score == pytest.approx(scores[BEST_OF:, row.order].max(), rel=1e-3)
+        assert row.best_begin_score == pytest.approx(scores[:POOL, row.order].max(), rel=1e-3)
+        assert row.prior_score == pytest.approx(scores[POOL:, row.order].max(), rel=1e-3)
         assert row.prior_percentile == pytest.approx(
-            (prior.loss[BEST_OF:] < row.prior_loss).mean())
+            (prior.loss[POOL:] < row.prior_loss).mean())
     report = (in_noise_finished / "report.md").read_text()
     assert f"best of {evaluated} random prior samples" in report
 
@@ -608,9 +675,9 @@ def test_tables_say_what_the_samples_hold(finished):
         assert row.score == pytest.approx(
             sign * (row.value - simulated.mean()) / simulated.std(), rel=1e-3, abs=1e-3)
         assert row.score >= row.begin_score - row.penalty * 100 - 1e-3
-        cosines = (recorded_arrays["vectors"] @ sample.bottleneck_vec)[BEST_OF:]
+        cosines = (recorded_arrays["vectors"] @ sample.bottleneck_vec)[POOL:]
         assert row.nearest_cosine == pytest.approx(cosines.max(), abs=1e-4)
-        assert row.nearest_window == recorded_arrays["windows"][BEST_OF:][cosines.argmax()]
+        assert row.nearest_window == recorded_arrays["windows"][POOL:][cosines.argmax()]
         real = sign * recorded_arrays["real"][:, TARGETS.index(row.target)]
         assert row.beyond_real == (
             sign * row.value > np.quantile(real, 0.999) + evaluation.LEAST * simulated.std())
@@ -634,13 +701,17 @@ def test_report_counts_the_rows_of_the_table(finished):
     best = best[best["best"] & (best["penalty"] == 1)]
     text = (folder / "report.md").read_text()
     for title, truth in (("quantile of recorded starts, simulated", best["beyond_simulated"]),
-                         ("beyond the best of 12 recorded starts",
+                         (f"beyond the best of {BEST_OF} recorded starts",
                           best["score"] > best["recorded_score"] + evaluation.LEAST),
                          ("typical start", best["typical"]),
                          ("| shown", best["real_percentile"] >= evaluation.SHOWN)):
         (line,) = [line for line in text.splitlines() if title in line and line.startswith("|")]
         assert f"; {truth.sum()} of {len(best)})" in line.split("|")[2], line
-    assert "Nothing: intervals need at least 10 targets" in text
+    title = "| 1 | shown in the real game | best recorded start |"
+    (line,) = [line for line in text.splitlines() if line.startswith(title)]
+    pairs = pd.read_csv(folder / "pairs.csv")
+    assert line.split("|")[4].strip() == str(pairs["groups"].iloc[0]) == "5"
+    assert "Nothing: intervals need at least 10 groups of targets" in text
     assert len(list((folder / "pictures").iterdir())) == 2 * len(TARGETS)
     films = list((folder / "penalty_1" / "videos").iterdir())
     assert len(films) == 2 * len(TARGETS) * NUM_STARTS

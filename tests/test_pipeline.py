@@ -487,6 +487,10 @@ def test_every_preset_and_set_has_its_stages(name, is_trained):
     assert ("train_agent" in names) == (preset.agent_training is not None) == is_trained
     if not is_trained:
         assert preset.parameters == name.removeprefix("section:")
+    played = stages[names.index("interventions")].argv
+    place = played.index("--ablations") + 1
+    assert played[place:place + len(preset.interventions.ablations)] == (
+        preset.interventions.ablations)
     # The fidelity card of loss_over_time needs positions.
     assert "--positions" in stages[names.index("record")].argv
     # The game of tiny has no known objects, and the stages are too slow for the demo.
@@ -719,8 +723,32 @@ def test_pictures_show_what_the_pipeline_wrote(finished, tmp_path, capsys):
     assert np.abs(shown - np.asarray(Image.open(effects).convert("RGB"))).mean() < 3
 
 
-@pytest.mark.parametrize("anchor", ["simulator", "saliency", "causes"])
-def test_the_report_quotes_the_results_of_the_shipped_simulator(anchor):
+def numbers_in(text):
+    return set(map(float, re.findall(r"\d+(?:\.\d+)?", text)))
+
+
+def test_the_readme_has_numbers_of_the_documents():
+    findings = (ROOT / "README.md").read_text(encoding="utf-8").partition(
+        "## What was found")[2].partition("\n## ")[0]
+    documents = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    quoted = numbers_in(re.sub(r"\]\([^)]*\)", "]", findings))  # without links
+    assert len(quoted) > 10 and not quoted - numbers_in(documents)
+
+
+@pytest.mark.parametrize(("preset", "anchor", "document"), [
+    ("demo", "simulator", "fidelity"), ("demo", "interventions", "results"),
+    ("demo", "attribution", "attribution"), ("demo", "memory", "memory"),
+    ("demo", "mazes", "maze")])
+def test_the_report_quotes_numbers_of_the_documents(preset, anchor, document):
+    [section] = [section for section in page_of(load_preset(preset)).sections
+                 if section.anchor == anchor]
+    text = (ROOT / "docs" / f"{document}.md").read_text(encoding="utf-8")
+    quoted = numbers_in(section.full_size)
+    assert quoted and not quoted - numbers_in(text)
+
+
+@pytest.mark.parametrize("anchor", ["saliency", "causes"])
+def test_the_report_quotes_the_results_of_the_last_simulator_without_worlds(anchor):
     """Results of an earlier simulator, in a column of their own, are not quoted."""
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     text = results.partition("## What depends on the simulator")[2].partition("\n- ")[0]
@@ -728,5 +756,5 @@ def test_the_report_quotes_the_results_of_the_shipped_simulator(anchor):
                      if line.startswith("|") else line for line in text.splitlines())
     [section] = [section for section in page_of(load_preset("demo")).sections
                  if section.anchor == anchor]
-    quoted = set(re.findall(r"\d[\d.]*\d|\d", section.full_size))
-    assert quoted and quoted <= set(re.findall(r"\d[\d.]*\d|\d", shown))
+    quoted = numbers_in(section.full_size)
+    assert quoted and quoted <= numbers_in(shown)

@@ -1,47 +1,66 @@
-"""python -m attribution.saliency_checks: both kinds of map, compared with the real game."""
+"""python -m attribution.saliency_checks: effects of removed objects in the real game, and their
+predictions from the agent alone and through the simulator."""
 
 import contextlib
+import copy
+import dataclasses
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32
+from conftest import FLOAT32, ROOT, bytes_of_files, killed_at, record_worlds
 
 from agents.acting import run_policy
 from agents.agent_file import load_agent
-from agents.layers import Layer
+from agents.networks import PolicyOutput, to_images
 from agents.outputs import outputs_named
 from agents.replay import replayed
-from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
+from agents.rollout_files import EpisodeArrays, RolloutWriter
 from attribution import saliency_checks
-from attribution.checking.saliency_comparison import (
-    CHANCE,
-    PIXELS,
-    POINTS,
-    TIMES_IMAGE,
-    Map,
-    agreements,
-    attribution_maps,
-    compare_agreements,
-    deletion_table,
-    frame_deletion_curves,
-    hide_objects,
-    simulated_maps,
+from attribution.checking import prediction_scores
+from attribution.checking.effect_predictions import (
+    REPEATED,
+    SIMULATOR_METHODS,
+    Scene,
+    agent_names,
+    agent_predictions,
+    simulator_predictions,
 )
-from attribution.layers import Bottleneck, find_bottlenecks
-from attribution.recordings import RecordedFrames
+from attribution.checking.object_effects import (
+    Pair,
+    choose_pairs,
+    measure_effects,
+    replay_pairs,
+)
+from attribution.checking.prediction_report import HEADLINE, randomisation_table
+from attribution.checking.prediction_scores import (
+    CARRIED,
+    CONSTANT,
+    Effects,
+    constant_sign,
+    pair_counts,
+    score_predictions,
+)
+from attribution.layers import find_bottlenecks
+from attribution.recordings import Recording
 from common.files import sha256
-from envs.objects import objects_of, undrawn
+from common.parameters import ParameterSet
+from envs.objects import objects_of, single_objects
 from envs.procgen_env import EnvConfig, LevelSlots, StateView
-from generative.dataset import RolloutDataset
+from envs.wide_view import WorldView
+from generative.config import SimulatorConfig
 from generative.networks import LatentSampler
-from generative.saliency.gradients import SaliencyFunction
+from generative.rendered_worlds import world_of_images
+from generative.simulator import Simulator
+from generative.world_data import fit_worlds
+from stats.report import format_interval
 
-(VALUE,) = outputs_named(["value"])
-COINRUN = EnvConfig("coinrun", "easy")
-LEVELS, ROWS = range(20, 32), 9
-KINDS = objects_of("coinrun")
+OUTPUTS = outputs_named(["value", "taken"])
+EASY, HARD = EnvConfig("coinrun", "easy"), EnvConfig("coinrun", "hard")
+LEVELS, ROWS, INITIAL = range(20, 32), 18, 3
+KINDS = [kind for kind in objects_of("coinrun") if kind.name not in ("wall", "agent")]
+MODE = LatentSampler("mode")
 
 
 @pytest.fixture(scope="module")
@@ -49,200 +68,420 @@ def policy(agent_path):
     return load_agent(agent_path).requires_grad_(False)
 
 
-@pytest.fixture(scope="module")
-def data(policy, agent_path, tmp_path_factory):
-    """The first frames of CoinRun levels, in which the agent takes scripted actions."""
-    folder = tmp_path_factory.mktemp("coinrun")
-    writer = RolloutWriter(folder, {"env": vars(COINRUN), "agent_sha256": sha256(agent_path)})
-    actions = np.array([7, 8, 7, 5, 7, 8, 7, 7, 4])
-    for number, level in enumerate(LEVELS):
+def record_scripted(folder, agent_path, config, levels):
+    """Record the first frames of levels, in which the agent takes scripted actions."""
+    policy = load_agent(agent_path)
+    writer = RolloutWriter(folder, {"env": vars(config), "agent_sha256": sha256(agent_path)})
+    actions = np.array([7, 8, 7, 5, 7, 8, 7, 7, 8, 7, 1, 7, 8, 7, 7, 5, 7, 4])
+    for number, level in enumerate(levels):
         frames, states = [], [policy.initial_states(1)]
-        with contextlib.closing(LevelSlots(COINRUN, 1)) as slots:
+        with contextlib.closing(LevelSlots(config, 1)) as slots:
             slots.start(0, level)
             for action in actions:
                 frames.append(slots.frames[0].copy())
                 states.append(run_policy(policy, FLOAT32, slots.frames, states[-1]).hidden_states)
-                slots.step(0, action)
+                if slots.step(0, action)[1]:
+                    break
+        length = len(frames)
         frames[-1] = np.zeros_like(frames[-1])
         writer.add(number, EpisodeArrays(
-            np.stack(frames), torch.cat(states).numpy(), np.zeros((ROWS, 15), np.float32),
-            pd.DataFrame({"level_seed": level, "episode_step": np.arange(ROWS),
-                          "done": np.arange(ROWS) == ROWS - 1, "reward": 0.0, "value": 0.0,
-                          "action": actions})))
+            np.stack(frames), torch.cat(states).numpy(), np.zeros((length, 15), np.float32),
+            pd.DataFrame({"level_seed": level, "episode_step": np.arange(length),
+                          "done": np.arange(length) == length - 1, "reward": 0.0, "value": 0.0,
+                          "action": actions[:length]})))
     return folder
 
 
-def rows_of(folder, places):
-    files = {episode: RolloutFolder(folder).episode(episode) for episode, _ in places}
-    return RecordedFrames(np.stack([files[episode].frames[row] for episode, row in places]),
-                np.stack([files[episode].hidden_states[row] for episode, row in places]),
-                np.array([files[episode].steps["action"].iloc[row] for episode, row in places]))
+@pytest.fixture(scope="module")
+def data(agent_path, tmp_path_factory):
+    return record_scripted(tmp_path_factory.mktemp("coinrun"), agent_path, EASY, LEVELS)
 
 
-def test_saliency_of_the_frame_itself_is_the_agents_gradient_at_the_simulated_image(data,
-                                                                                   simulator):
-    dataset = RolloutDataset(data, 3, 3)
-    windows = np.array([0, 12])
-    drawn, times, later, _ = simulated_maps(simulator, FLOAT32, dataset, windows,
-                                            SaliencyFunction("value"), (0, 2), 5, 5.0)
-    assert [one.lag for one in (drawn, times, later)] == [0, 0, 2]
-    images = dataset.batch(windows).frames[:3].float() / 255
-    mode = LatentSampler("mode")
-    with torch.no_grad():
-        start = simulator.start_from(simulator.encode(images), mode)
-        image = simulator.imagine(start, mode, 1)[0].images
-    image.requires_grad_()
-    (gradient,) = torch.autograd.grad(
-        simulator.agent.step(image, start.agent_hidden).values.sum(), image)
-    expected = (gradient * image).sum(dim=1).detach().numpy()
-    np.testing.assert_allclose(times.values, expected, atol=1e-3 * np.abs(expected).max())
-    assert drawn.values.sum() == pytest.approx(float(gradient.sum()), rel=0.1)  # smoothed
-    assert np.abs(later.values - drawn.values).max() > 0.1 * np.abs(drawn.values).max()
+@pytest.fixture(scope="module")
+def recording(data, policy, agent_path):
+    return Recording(data, policy, agent_path)
 
 
-def test_blocks_are_sums_over_the_pixels_that_cells_count_for(data, policy):
-    (bottleneck,) = find_bottlenecks(policy, ["block2"])
-    rows = rows_of(data, [(0, 3), (1, 4)])
-    (one,) = attribution_maps(policy, FLOAT32, [bottleneck], VALUE, rows)
-    assert one.values.shape == (2, 16, 16) and one.blocks.shape == (2, 8, 8)
-    assert one.blocks[1, 2, 5] == pytest.approx(one.values[1, 4:6, 10:12].sum())
-    pixels = Map("x", 0, PIXELS, np.arange(2 * 64 * 64.0).reshape(2, 64, 64))
-    assert pixels.blocks[0, 1, 0] == pytest.approx(pixels.values[0, 8:16, :8].sum())
+@pytest.fixture(scope="module")
+def pairs(recording):
+    return [pair for episode in recording.lengths
+            for pair in choose_pairs(recording, episode, KINDS, INITIAL, 4, 0)]
 
 
-def test_hiding_an_object_changes_what_the_agent_sees_once(data, policy):
-    places, folder = np.array([(0, 3), (0, 5), (2, 4)]), RolloutFolder(data)
-    rows = rows_of(data, places)
-    masks, changes, ended = hide_objects(policy, FLOAT32, folder, places, rows.entering, KINDS,
-                                         VALUE, (0, 2))
-    assert masks.shape == (3, len(KINDS), 64, 64) and not ended.any()
-    view = StateView(COINRUN)
-    for number, (episode, row) in enumerate(places):
-        ((_, state),) = replayed(folder, episode, [row])
-        for place, kind in enumerate(KINDS):
-            picture = view.draw(undrawn(state, kind).to_bytes())
-            seen = (picture != rows.frames[number]).any(axis=-1)
-            np.testing.assert_array_equal(masks[number, place], seen)
-            hidden = torch.from_numpy(rows.entering[number:number + 1])
-            before, after = (run_policy(policy, FLOAT32, each[None], hidden)
-                             for each in (rows.frames[number], picture))
-            assert changes[0, number, place] == pytest.approx(
-                float(after.values - before.values), abs=1e-4)
-            if place:
-                continue
-            # Two steps later: the unchanged game continues, with the hidden state of each pass.
-            values = []
-            for output in (before, after):
-                with contextlib.closing(LevelSlots(COINRUN, 1)) as slots:
-                    slots.start(0, LEVELS[episode])
-                    for action in folder.steps(episode)["action"].iloc[:row]:
-                        slots.step(0, int(action))
-                    for _ in range(2):
-                        slots.step(0, int(output.logits.argmax()))
-                        output = run_policy(policy, FLOAT32, slots.frames, output.hidden_states)
-                values.append(float(output.values))
-            assert changes[1, number, place] == pytest.approx(values[1] - values[0], abs=1e-4)
+def test_pairs_show_each_kind_once_per_level(recording, pairs):
+    names = [(pair.episode, pair.thing.kind.name) for pair in pairs]
+    assert len(set(names)) == len(names) > 10
+    for pair in pairs:
+        assert INITIAL - 1 <= pair.row < recording.lengths[pair.episode] - 1
+        ((_, state),) = replayed(recording.folder, pair.episode, [pair.row])
+        assert state.to_bytes() == pair.state.to_bytes()
+    again = choose_pairs(recording, 3, KINDS, INITIAL, 4, 0)
+    assert [(pair.row, pair.thing.rank) for pair in again] == [
+        (pair.row, pair.thing.rank) for pair in pairs if pair.episode == 3]
+
+
+def test_effects_are_those_of_the_real_game(recording, policy, pairs):
+    lags = (0, 1, 3)
+    replays = replay_pairs(recording, pairs, max(lags))
+    effects = measure_effects(policy, FLOAT32, replays, OUTPUTS, lags)
+    assert np.isfinite(effects).mean() > 0.9
+    view = StateView(EASY)
+    for number, pair in list(enumerate(pairs))[::3]:
+        recorded = recording.read(np.array([[pair.episode, row] for row in range(
+            pair.row, min(pair.row + 4, recording.lengths[pair.episode]))]))
+        others, own = [[], []], list(recorded.frames)
+        following = replayed(recording.folder, pair.episode,
+                             range(pair.row, pair.row + len(own)))
+        for _, state in following:  # direct: the recorded states, without the object
+            others[1].append(view.draw(pair.thing.undrawn_in(state).to_bytes()))
+        view.set(pair.thing.removed_from(pair.state).to_bytes())
+        for action in recorded.actions:  # total: the game goes on without the object
+            state = view.state()
+            others[0].append(view.draw(state))
+            if view.step(int(action))[0]:
+                break
+        values = []
+        for frames in (*others, own):
+            hidden, values_of = torch.from_numpy(recorded.entering[:1]), []
+            for frame, action in zip(frames, recorded.actions):
+                result = run_policy(policy, FLOAT32, frame[None], hidden)
+                hidden = result.hidden_states
+                values_of.append([float(result.values),
+                                  float(result.log_probs[0, int(action)])])
+            values.append(values_of)
+        for kind in range(2):
+            for place, lag in enumerate(lags):
+                found = effects[kind, :, place, number]
+                if lag < len(values[kind]) and lag < len(values[2]):
+                    np.testing.assert_allclose(
+                        found, np.subtract(values[kind][lag], values[2][lag]), atol=1e-4)
+                else:
+                    assert np.isnan(found).all()
     view.close()
-    assert (changes[0] != 0).any() and not changes[:, ~masks.any(axis=(2, 3))].any()
 
 
-def test_deletion_begins_with_the_frame_and_ends_with_the_mean_one(data, policy):
-    rows = rows_of(data, [(0, 3), (1, 4), (2, 2)])
-    rng = np.random.default_rng(0)
-    score = rng.random((3, 8, 8))
-    curves = frame_deletion_curves(policy, FLOAT32, rows, [score, -score], VALUE)
-    mean = np.broadcast_to(rows.frames.mean(axis=0).round().astype(np.uint8), rows.frames.shape)
-    full, empty = (run_policy(policy, FLOAT32, each.copy(), torch.from_numpy(rows.entering)).values
-                   for each in (rows.frames, mean))
-    assert curves.shape == (3, 2, 2, POINTS)
-    np.testing.assert_allclose(curves[:, 0, 0, 0], full, atol=1e-4)
-    np.testing.assert_allclose(curves[:, 0, 0, -1], empty, atol=1e-4)
-    # Insertion in the reversed order is deletion, traversed from its end.
-    np.testing.assert_allclose(curves[:, 1, 1], curves[:, 0, 0, ::-1], atol=1e-4)
-    first = np.argsort(-score[1].ravel())[:8]
-    picture = rows.frames[1].copy()
-    for block in first:
-        at = np.s_[block // 8 * 8:block // 8 * 8 + 8, block % 8 * 8:block % 8 * 8 + 8]
-        picture[at] = mean[1][at]
-    one = run_policy(policy, FLOAT32, picture[None], torch.from_numpy(rows.entering[1:2]))
-    assert curves[1, 0, 0, 1] == pytest.approx(float(one.values), abs=1e-4)
+def test_removed_objects_no_longer_block_the_way(box_agent, box_run):
+    """Where the player runs into a box or stands on it, only the total effect has another way."""
+    agent, box = load_agent(box_agent).requires_grad_(False), KINDS[-1]
+    recording = Recording(box_run / "data", agent, box_agent)
+    for episode, length in recording.lengths.items():
+        states = dict(replayed(recording.folder, episode, range(length)))
+        for row in range(2, length - 4):
+            x, y = (float(states[row].player[axis]) for axis in "xy")
+            for thing in single_objects(states[row], box):
+                entity = states[row].entities[states[row].entities["type"] == 20][thing.rank]
+                if abs(entity["x"] - x - 0.5) > 0.8 or abs(entity["y"] - y + 0.5) > 0.8:
+                    continue  # it is neither below nor to the right
+                pair = Pair(episode, row, thing, [states[other] for other in range(
+                    row - 2, row + 5)], INITIAL)
+                replays = replay_pairs(recording, [pair], 4)
+                if replays.both_going.all() and replays.apart[-1] > 0.1:
+                    assert replays.apart[0] == 0  # the removal itself moves nothing
+                    moved, hidden = ((frames[-1] != replays.recorded[-1]).any(axis=-1).mean()
+                                     for frames in (replays.removed, replays.undrawn))
+                    assert moved > 2 * hidden  # the whole view has moved
+                    return
+    pytest.fail("no box changes the player's way")
 
 
-def planted(number=60, kinds=3):
-    """Return masks, changes, maps with the correct sign everywhere, and maps of random sign."""
-    rng = np.random.default_rng(1)
-    masks = np.zeros((number, kinds, 64, 64), bool)
-    for kind in range(kinds):
-        masks[:, kind, 10 * kind:10 * kind + 8, 4:12] = True
-    changes = rng.normal(size=(number, kinds))
-    said = -(masks * changes[..., None, None]).sum(axis=1)
-    noise = rng.normal(size=(number, 1, 1)) + 0.1 * rng.normal(size=(number, 64, 64))
-    return masks, changes, said, noise
+# An agent for which the answer is known: its value falls with the number of visible boxes.
+
+@pytest.fixture(scope="module")
+def box_scene(box_agent, box_run, tmp_path_factory):
+    """Pairs of the agent that sees boxes alone, and a simulator that draws its worlds."""
+    agent = load_agent(box_agent).requires_grad_(False)
+    recording = Recording(box_run / "data", agent, box_agent)
+    pairs = [pair for episode in list(recording.lengths)[:10]
+             for pair in choose_pairs(recording, episode, KINDS, INITIAL, 2, 0)]
+    images, _ = fit_worlds(record_worlds(tmp_path_factory.mktemp("worlds"), 6, 8), range(6), 39)
+    torch.manual_seed(0)
+    simulator = Simulator(dataclasses.replace(
+        ParameterSet("tiny-spatial").get(SimulatorConfig), pixels_per_square=64 / 13,
+        world_squares=39, square_classes=len(images.templates), object_looks=images.looks,
+        prior_widths=(8, 8, 8, 8), agent_hidden_size=None), agent)
+    simulator.squares.load_state_dict(images.state_dict())
+    frames = recording.read(np.array([[0, row] for row in range(8)])).frames
+    simulator.basis.fit(torch.from_numpy(frames).permute(0, 3, 1, 2).float() / 255)
+    replays = replay_pairs(recording, pairs, 2)
+    with contextlib.closing(WorldView(HARD)) as view:
+        scene = Scene.of(pairs, replays, recording.folder, view)
+    return agent, simulator.requires_grad_(False).eval(), scene
 
 
-def test_agreement_is_the_share_of_right_signs():
-    masks, changes, said, _ = planted()
-    changes[5] = 0  # nothing changes
-    changes[6, 1] = 0
-    turned = said.copy()
-    turned[7, 10:18] *= -1  # the second of three objects
-    shifted = np.roll(said, -4, axis=0)
-    for values, shift, expected in ((said, 0, 1), (-said, 0, 0), (shifted, 4, 1)):
-        found = agreements(Map("x", 0, PIXELS, values), masks, changes, shift)
-        assert np.isnan(found[5]) and (np.delete(found, 5) == expected).all()
-    assert agreements(Map("partly", 0, PIXELS, turned), masks, changes)[7] == pytest.approx(2 / 3)
+def kinds_of(scene):
+    return np.array([pair.thing.kind.name for pair in scene.pairs])
 
 
-def test_a_planted_map_is_claimed_and_a_random_one_is_not():
-    masks, changes, said, noise = planted()
-    layer = Bottleneck("fine", Layer("fine", (1, 32, 32), 2, 0.0))
-    right = said.reshape(60, 32, 2, 32, 2).sum(axis=(2, 4))
-    maps = [Map("layer", 0, layer, right), Map("noise", 0, PIXELS, noise),
-            Map("noise, 4 steps later", 4, PIXELS, noise)]
-    table = compare_agreements(maps, masks, {0: changes, 4: changes}, np.arange(60) // 2, 0)
-    own = table[~table["control"]].set_index(["map", "compared_with", "lag"])
-    assert len(own) == 6
-    for lag in (0, 4):
-        row = own.loc[("layer", CHANCE, lag)]
-        assert row["claimed"] and row["right"] == 1 and row["effect"] == 0.5
-    for name, lag in (("noise", 0), ("noise, 4 steps later", 4)):
-        assert not own.loc[(name, CHANCE, lag), "claimed"]
-        against = own.loc[(name, "layer", lag)]
-        assert against["claimed"] and against["effect"] < -0.3 and against["other"] == 1
-    controls = table[table["control"] & (table["compared_with"] != CHANCE)]
-    assert abs(controls["effect"].mean()) < 0.05  # both maps are shifted
+def test_only_boxes_have_effects_on_an_agent_that_sees_boxes_alone(box_scene):
+    agent, _, scene = box_scene
+    effects = measure_effects(agent, FLOAT32, scene.replays, OUTPUTS[:1], (0, 1, 2))[:, 0]
+    boxes = kinds_of(scene) == "box"
+    assert boxes.sum() >= 4 and (~boxes).sum() >= 4
+    # The agent sees the number of cells with boxes, so a box next to another may not count.
+    assert (effects[:, :, boxes] > 1e-3).mean() > 0.3
+    assert (effects[:, :, boxes] < -1e-3).mean() < 0.1  # a box may hide something else
+    assert np.nanmax(np.abs(effects[:, :, ~boxes])) < 1e-3
 
 
-def test_deletion_table_measures_in_deviations_of_the_output():
-    rng = np.random.default_rng(0)
-    curves = np.zeros((40, 3, 2, 5))
-    curves[:, :, 0] = rng.normal(size=(40, 1, 1)) * 2
-    curves[:, :, 1] = curves[:, :, 0]
-    curves[:, 0, 0] -= 1  # deletion by the map is lower by 1, insertion higher by 3
-    curves[:, 0, 1] += 3
-    table = deletion_table(["map"], curves, np.arange(40) // 2, 0)
-    deviation = curves[:, 0, 0, 0].std()
-    assert table["better"].tolist() == pytest.approx([1 / deviation, 3 / deviation])
-    assert table["above"].all()
-    curves[:, 0] = curves[:, 1]
-    assert not deletion_table(["map"], curves, np.arange(40) // 2, 0)["above"].any()
+def test_the_agent_alone_predicts_the_planted_effects(box_scene):
+    agent, _, scene = box_scene
+    layers = find_bottlenecks(agent, ["block2"])
+    effects = measure_effects(agent, FLOAT32, scene.replays, OUTPUTS[:1], (0, 1))[0, 0]
+    names = agent_names(layers)
+    found = dict(zip(names, agent_predictions(agent, FLOAT32, layers, OUTPUTS[:1], (0, 1),
+                                              scene)[:, 0]))
+    boxes = (kinds_of(scene) == "box") & (effects[0] > 1e-2)
+    assert boxes.sum() >= 3
+    for name, predicted in found.items():
+        assert predicted.shape == (2, len(boxes))
+        if not name.endswith("gradient"):  # which does not depend on what is there
+            assert (predicted[:, boxes] >= 0).all(), name
+            if name.startswith("pixels"):  # a cell may also show a box next to the object
+                assert (predicted[:, boxes] > 0).mean() > 0.7, name
+                assert np.abs(predicted[:, kinds_of(scene) == "saw"]).max(initial=0) < 1e-2, name
+    np.testing.assert_allclose(found["pixels: occlusion"][0, boxes], effects[0, boxes], rtol=0.3)
 
 
-def test_report_and_tables_are_written(agent_path, simulator_file, data, tmp_path):
-    folder = tmp_path / "checks"
-    assert saliency_checks.main([*map(str, (
+def test_integrated_gradients_of_the_whole_frame_are_complete(recording, policy, pairs):
+    few = pairs[:3]
+    replays = replay_pairs(recording, few, 1)
+    whole = dataclasses.replace(replays, initial_undrawn=255 - replays.initial)  # mask: all pixels
+    scene = Scene(few, whole, np.arange(3), None, None, "coinrun")
+    names = agent_names(())
+    found = dict(zip(names, agent_predictions(policy, FLOAT32, (), OUTPUTS, (0,), scene)))
+    np.testing.assert_allclose(found["pixels: integrated gradients"],
+                               found["pixels: occlusion"], rtol=0.1, atol=2e-3)
+
+
+def test_the_simulators_finite_difference_predicts_the_planted_effects(box_scene):
+    agent, simulator, scene = box_scene
+    simulator = copy.deepcopy(simulator)
+    with torch.no_grad():
+        simulator.decoder.keep.bias.fill_(-20)  # images show the world and nothing else
+    found = dict(zip(SIMULATOR_METHODS, simulator_predictions(
+        simulator, FLOAT32, OUTPUTS[:1], (0,), scene)[:, 0, 0]))
+    (effects,) = measure_effects(agent, FLOAT32, scene.replays, OUTPUTS[:1], (0,))[0, 0]
+    boxes = (kinds_of(scene) == "box") & (effects > 1e-2)
+    difference = found["simulator: finite difference"]
+    assert boxes.sum() >= 3 and (difference[boxes] > 0).mean() > 0.7
+    others = np.abs(difference[kinds_of(scene) != "box"])
+    assert np.median(others) < 0.1 * np.median(difference[boxes])
+    # Boxes are in the squares alone, so gradients with respect to the frames do not see them.
+    for name in ("finite difference (frames)", "gradient", "gradient x input"):
+        small = np.median(np.abs(found[f"simulator: {name}"][boxes]))
+        assert small < 0.1 * np.median(difference[boxes])
+    assert (found["simulator: gradient x removal"][boxes] > 0).mean() > 0.5
+
+
+def test_gradients_through_the_simulator_are_derivatives(box_scene):
+    """Central differences along the removal of an object, of an agent without kinks."""
+    _, simulator, scene = box_scene
+    lags, pairs = (0, 2), np.flatnonzero(kinds_of(scene) == "box")[:2]
+    part = Scene([scene.pairs[pair] for pair in pairs],
+                 dataclasses.replace(scene.replays, **{
+                     field.name: np.take(getattr(scene.replays, field.name), pairs,
+                                         axis=0 if field.name == "entering" else 1)
+                     for field in dataclasses.fields(scene.replays)}),
+                 np.arange(len(pairs)), *(dataclasses.replace(
+                     worlds, images=worlds.images[pairs], positions=worlds.positions[pairs],
+                     objects=[worlds.objects[pair] for pair in pairs], clock=worlds.clock[pairs])
+                     for worlds in (scene.worlds, scene.worlds_without)), "coinrun")
+    found = dict(zip(SIMULATOR_METHODS, simulator_predictions(
+        simulator, FLOAT32, OUTPUTS[:1], lags, part)[:, 0]))
+    images = to_images(torch.from_numpy(part.replays.initial).flatten(0, 1), False).unflatten(
+        0, part.replays.initial.shape[:2])
+    masks = torch.from_numpy(part.replays.masks)[:, :, None]
+
+    def values(initial):
+        seeds = torch.tensor([1000003 * pair.episode + pair.row for pair in part.pairs])
+        with torch.no_grad():
+            world = world_of_images(simulator, simulator.encode(images), part.worlds, "coinrun",
+                                    seeds)
+            start = dataclasses.replace(
+                simulator.start_from(simulator.encode(initial), MODE, world=world),
+                agent_hidden=torch.from_numpy(part.replays.entering))
+            steps = simulator.imagine(start, MODE, 3,
+                                      true_actions=torch.from_numpy(part.replays.actions))
+        return np.stack([steps[lag].values.double().numpy() for lag in lags])
+
+    step = 1e-2
+    slope = (values(images + step * masks) - values(images - step * masks)) / (2 * step)
+    np.testing.assert_allclose(found["simulator: gradient"], -slope, rtol=0.1,
+                               atol=0.1 * np.abs(slope).max() + 1e-4)
+
+
+def test_saliency_of_the_frame_itself_is_the_agents_gradient_at_the_simulated_image(
+        recording, pairs, simulator):
+    few = pairs[:2]
+    replays = replay_pairs(recording, few, 2)
+    scene = Scene.of(few, replays, recording.folder, None)
+    found = dict(zip(SIMULATOR_METHODS, simulator_predictions(
+        simulator, FLOAT32, OUTPUTS, (0, 2), scene)))
+    images = to_images(torch.from_numpy(replays.initial).flatten(0, 1), False).unflatten(
+        0, replays.initial.shape[:2])
+    with torch.no_grad():
+        start = simulator.start_from(simulator.encode(images), MODE)
+        image = simulator.imagine(start, MODE, 1, true_actions=torch.from_numpy(
+            replays.actions[:1]))[0].images
+    image.requires_grad_()
+    result = simulator.agent.step(image, torch.from_numpy(replays.entering))
+    value = OUTPUTS[0](PolicyOutput(result.logits, result.values, result.hidden_states), None)
+    (gradient,) = torch.autograd.grad(value.sum(), image)
+    shown = gradient * torch.from_numpy(replays.masks[-1])[:, None]
+    for name, factor in (("simulator: saliency", 1), ("simulator: saliency x image", image)):
+        np.testing.assert_allclose(found[name][0, 0], -(shown * factor).sum(dim=(1, 2, 3)).detach(),
+                                   rtol=1e-3, atol=1e-5)
+    assert not np.allclose(found["simulator: saliency"][0, 1], found["simulator: saliency"][0, 0])
+    frames, both = (found[f"simulator: finite difference{name}"] for name in (" (frames)", ""))
+    np.testing.assert_array_equal(frames, both)  # there are no worlds
+
+
+# Scores
+
+def planted(number=200, seed=0):
+    """Return planted effects of two kinds, and predictions: right, random, and reversed."""
+    rng = np.random.default_rng(seed)
+    effects = rng.normal(size=(2, 2, 2, number))
+    effects[:, :, 1, ::5] = np.nan
+    right = effects[0] + 0.01 * rng.normal(size=effects[0].shape)
+    apart = np.zeros((2, number))
+    apart[1, ::4] = 3
+    return Effects(np.arange(number) // 2, np.where(np.arange(number) % 2, "coin", "saw"), effects,
+                   apart, {"right": np.nan_to_num(right), "random": rng.normal(size=right.shape),
+                           "reversed": -np.nan_to_num(right)}, ("value", "taken"), (0, 4))
+
+
+def test_a_planted_predictor_is_right_and_a_random_one_is_not():
+    scores, differences = score_predictions(
+        planted(), [("right", "random"), ("right", CONSTANT)], 0)
+    total = scores[(scores["effect"] == "total") & (scores["subset"] == "all")
+                   & (scores["kind"] == "all")].set_index(["predictor", "output", "lag"])
+    for output in ("value", "taken"):
+        for lag, pairs in ((0, 200), (4, 160)):
+            right, random, against = (total.loc[(name, output, lag)] for name in (
+                "right", "random", "reversed"))
+            assert right["pairs"] == pairs and right["levels"] == 100
+            assert min(right["sign"], right["auc"], right["rank"]) > 0.97
+            assert max(against["sign"], against["auc"]) < 0.03 and against["rank"] < -0.97
+            assert random["sign_low_95"] < 0.5 < random["sign_high_95"]
+            assert random["auc_low_95"] < 0.5 < random["auc_high_95"]
+            assert random["rank_low_95"] < 0 < random["rank_high_95"]
+    assert ("lag 0 carried forward", "value", 0) not in total.index
+    assert total.loc[(CARRIED, "value", 4), "sign_low_95"] < 0.5
+    found = differences[(differences["effect"] == "total") & (differences["kind"] == "all") & (
+        differences["measure"] == "sign")]
+    assert (found["low_95"] > 0.3).all() and (found["p_holm"] < 0.05).all()
+
+
+def test_a_predictor_does_not_differ_from_another_random_one():
+    data = planted()
+    data.predictions["other"] = np.random.default_rng(9).normal(size=(2, 2, 200))
+    _, differences = score_predictions(data, [("other", "random")], 0)
+    assert (differences["p_holm"] > 0.05).mean() > 0.9
+    assert ((differences["low_95"] < 0) & (differences["high_95"] > 0)).mean() > 0.85
+
+
+def test_pairs_are_counted_until_an_episode_ends_and_while_the_player_stays():
+    data = planted()
+    data.effects[0, 0, 0, :3] = 1e-6
+    table = pair_counts(data).set_index(["effect", "subset", "kind", "lag"])
+    assert table.loc[("total", "all", "all", 0), "pairs"] == 200
+    assert table.loc[("total", "all", "all", 0), "no_effect_value"] == 3
+    assert table.loc[("total", "all", "all", 4), "pairs"] == 160
+    assert table.loc[("total", "all", "all", 4), "as_direct_value"] == 0
+    assert table.loc[("total", "all", "coin", 4), "pairs"] == 80
+    assert table.loc[("total", "same place", "all", 0), "pairs"] == 200
+    assert table.loc[("total", "same place", "all", 4), "pairs"] == 120
+    data.effects[1, 0, 0, :5] = data.effects[0, 0, 0, :5]
+    assert pair_counts(data)["as_direct_value"].max() == 5
+    scores, _ = score_predictions(data, [], 0)
+    assert scores.query("effect == 'total' and subset == 'all' and kind == 'all' and lag == 0 and "
+                        "output == 'value'")["pairs"].eq(197).all()
+
+
+def test_constant_signs_come_from_other_levels():
+    levels, kinds = np.arange(40) // 2, np.array(["coin", "saw"] * 20)
+    effects = np.where(kinds == "coin", 1.0, -1.0)
+    np.testing.assert_array_equal(constant_sign(effects, kinds, levels, 0), effects)
+    changed = effects.copy()
+    changed[levels == 7] *= -1
+    found = constant_sign(changed, kinds, levels, 0)
+    assert (found[levels == 7] == effects[levels == 7]).all()  # its own effects are not used
+
+
+def test_random_weights_are_compared_by_signs_and_not_by_absolute_maps():
+    """Maps of equal size with random signs fail to predict, though their sizes agree."""
+    data = planted()
+    rng = np.random.default_rng(2)
+    own = np.stack(list(data.predictions.values()))[..., :150]  # (M, J, L, R)
+    flipped = own * rng.choice([-1, 1], (6, *own.shape))
+    table = randomisation_table(data, flipped, 0).set_index(["predictor", "output", "lag"])
+    assert ((table["same_sign"] - 0.5).abs() < 0.08).all()
+    row = table.loc[("right", "value", 0)]
+    assert abs(row["sign_random"] - 0.5) < 0.08 and row["sign"] > 0.97
+    same = randomisation_table(data, own[None], 0).set_index(["predictor", "output", "lag"])
+    assert same.loc[("right", "value", 0), "sign_random"] > 0.97  # depends on nothing that was lost
+    assert randomisation_table(data, own[:0][None], 0).empty
+
+
+# The script
+
+def arguments(agent_path, simulator_file, data, folder):
+    return [*map(str, (
         "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
-        "tiny", "--data_dir", data, "--num_frames", 24, "--num_randomised", 1, "--layers",
-        "block3", "--device", "cpu", "--output_dir", folder))]) == 0
-    names = ["attribution to block3", "saliency", TIMES_IMAGE, "saliency, 2 steps later",
-             f"{TIMES_IMAGE}, 2 steps later"]
-    tables = {name: pd.read_csv(folder / f"{name}.csv")
-              for name in ("objects", "deletion", "randomisation", "agreement")}
-    for name, maps in (("objects", names), ("deletion", names[:3]), ("randomisation", names)):
-        assert tables[name]["map"].unique().tolist() == maps
-    assert tables["randomisation"]["drawn_again"].unique().tolist() == [
-        "heads", "memory", "fc", "block3", "block2", "block1"]
-    agreement = tables["agreement"]
-    assert (agreement["effect"] - (agreement["right"] - agreement["other"])).abs().max() < 1e-4
-    text = (folder / "report.md").read_text()
-    assert all(name in text for name in names) and "24 frames of" in text
+        "tiny", "--data_dir", data, "--num_pairs", 14, "--num_randomised", 2, "--layers",
+        "block3", "--device", "cpu", "--output_dir", folder))]
+
+
+def test_an_interrupted_study_is_resumed(agent_path, simulator_file, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(saliency_checks, "_LEVELS_PER_GROUP", 3)
+    monkeypatch.setattr(saliency_checks, "DRAWS", 1)
+    monkeypatch.setattr(prediction_scores, "_MIN_PAIRS", 8)
+    whole, parts = (arguments(agent_path, simulator_file, data, tmp_path / name)
+                    for name in ("whole", "parts"))
+    assert saliency_checks.main(whole) == 0
+    with killed_at(saliency_checks.Study, "group", 2), contextlib.suppress(KeyboardInterrupt):
+        saliency_checks.main(parts)
+    assert [path.name for path in (tmp_path / "parts" / "levels").iterdir()] == ["00000.npz"]
+    assert saliency_checks.main(parts) == 0
+    assert bytes_of_files(tmp_path / "parts") == bytes_of_files(tmp_path / "whole")
+    tables = {name: pd.read_csv(tmp_path / "whole" / f"{name}.csv")
+              for name in ("pairs", "scores", "differences", "randomisation")}
+    names = [*agent_names(find_bottlenecks(load_agent(agent_path), ["block3"])),
+             *SIMULATOR_METHODS]
+    scores = tables["scores"]
+    assert scores["predictor"].unique().tolist() == [*names, CONSTANT, CARRIED]
+    assert tables["randomisation"]["predictor"].unique().tolist() == names
+    assert tables["pairs"]["pairs"].max() == 14
+    now = scores[(scores["effect"] == "total") & (scores["kind"] == "all") & (
+        scores["lag"] == 0) & (scores["output"] == "value")].set_index("predictor")
+    # Easy levels have no backgrounds here, so occlusion is the removal itself.
+    assert now["sign"].filter(like="pixels: occlusion").min() > 0.9
+    text = (tmp_path / "whole" / "report.md").read_text(encoding="utf-8")
+    assert "14 pairs in" in text
+    assert text.index("## Value: short version") < text.index("## Pairs")
+
+
+def test_documented_numbers_are_those_of_the_stored_tables():
+    stored = ROOT / "pretrained" / "coinrun_hard_simulator" / "saliency_checks"
+    scores = pd.read_csv(stored / "scores.csv").set_index(["predictor", "output", "lag"])
+    text = (ROOT / "docs" / "start_optimisation.md").read_text(encoding="utf-8")
+    section = text.split("## Which map predicts the game?")[1]
+    documented = [[cell.strip() for cell in line.strip("|").split("|")]
+                  for line in section.splitlines() if line.startswith("| ")][2:]
+    assert len(documented) == len(HEADLINE)
+    for label, *cells in documented:
+        name = label.replace("agent alone", "pixels").replace("×", "x")
+        for lag, cell in zip(saliency_checks.LAGS, cells, strict=True):
+            if cell != "–":
+                row = scores.loc[(name, "value", lag)]
+                assert cell == format_interval(row["sign"], row["sign_low_95"],
+                                               row["sign_high_95"], ".2f"), (name, lag)
+    prose = " ".join(section.replace("−", "-").split())
+    differences = pd.read_csv(stored / "differences.csv").set_index(["predictor", "reference"])
+    for compared in (("simulator: gradient x removal", REPEATED),
+                     ("simulator: finite difference", REPEATED),
+                     ("simulator: finite difference", CARRIED)):
+        for row in differences.loc[[compared]].query("output == 'value' and lag > 0").itertuples():
+            numbers = format_interval(row.difference, row.low_95, row.high_95, ".2f")
+            assert numbers.removesuffix(")") in prose, (compared, row.lag)

@@ -49,6 +49,24 @@ def test_both_views_of_every_episode_are_rendered(agent_path, tmp_path, capsys):
         assert container.streams.video[0].average_rate == 20
 
 
+def test_a_rendering_replaces_only_renderings(agent_path, tmp_path, capsys):
+    argv = ["--model_file", str(agent_path), "--vid_dir", str(tmp_path / "videos"), "--num_eps",
+            "1", "--env_name", "fruitbot"]
+    mine = tmp_path / "videos" / "episode_00000_agent.mp4"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    assert render.main(argv) == 2 and "holds other data" in capsys.readouterr().err
+    assert mine.read_text() == "mine"
+    mine.unlink()
+    assert render.main(argv) == render.main(argv) == 0
+    assert render.main([*argv, "--seed", "3"]) == 2 and "seed" in capsys.readouterr().err
+    (mine.parent / "notes.txt").write_text("mine")
+    assert render.main([*argv, "--seed", "3", "--overwrite"]) == 2
+    assert "notes.txt does not belong to" in capsys.readouterr().err
+    (mine.parent / "notes.txt").unlink()
+    assert render.main([*argv, "--seed", "3", "--overwrite"]) == 0
+
+
 def test_evaluation_counts_successes_on_unseen_levels(agent_path, tmp_path, monkeypatch, capsys):
     """In easy leaper, an untrained agent sometimes succeeds, which its reward of 10 shows. The
     expected numbers are computed from the episodes that were played."""

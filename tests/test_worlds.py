@@ -458,6 +458,16 @@ def small_prior():
     return prior
 
 
+def test_a_noisy_square_is_evidence_of_its_class():
+    prior, squares = small_prior(), torch.randint(CLASSES, (2, SIZE, SIZE))
+    inputs = (prior.embed(squares), torch.zeros(2, 1, SIZE, SIZE), torch.zeros(2, NUM_GLOBALS),
+              torch.zeros(2, 1), torch.full((2,), 0.9))
+    with torch.no_grad():
+        right, without = ((prior(*inputs, *strongest)[0].argmax(dim=-1) == squares).float().mean()
+                          for strongest in ((), (0.0,)))
+    assert right == 1 and without < 0.9
+
+
 def test_the_prior_keeps_what_is_given():
     prior, noise = small_prior(), noise_of(3)
     squares = functional.one_hot(torch.randint(CLASSES, (3, SIZE, SIZE)), CLASSES).float()

@@ -99,7 +99,9 @@ COMPARISON_FILES = Schema(
         "matrix_table": Entry("agreement_of_matrices.csv", _columns(MATRIX_COLUMNS)),
         "sample_ids": Entry("sample_ids.npy", Npy(Array(np.int64, "M"))),
         "behaviours": Entry("behaviours.npy", Npy(Array(np.int64, "M")))},
-    flag="--data_output_dir", replaced=True)
+    flag="--data_output_dir", replaced=True,
+    setting_types={"samples_dir": str, "matrices_sha256": dict[str, str], "saliency_step": int,
+                   "level": float, "min_samples": int})
 WITH, WITHOUT = "with", "without"  # values of the column env_grads
 SUFFIXES = {WITH: "", WITHOUT: WITHOUT_ENV_GRADS}  # suffixes of file names
 

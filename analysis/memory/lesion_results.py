@@ -3,14 +3,14 @@
 Layout of ``analysis/memory/lesions/``::
 
     settings.json          settings
-    open_loop.npz          policy divergences after lesions on recorded frames, and attributions
+    open_loop.npz          policy divergences and value changes after lesions on recorded frames,
+                           and attributions
     states.npz             hidden states of the intact agent in the real game
     episodes/<arm>.csv     one row per level that was played under the condition named <arm>
     effects.csv            one row per condition and outcome in the real game
     open_loop_effects.csv  one row per condition and tested step (TESTED_STEPS), on recorded frames
-    curves.csv             divergence at every step from the lesion on, and attribution, see
-                           curves_of
-    reach.csv              over how many steps frames affect the policy, see reach_of
+    curves.csv             effect at every step from the lesion on, and attribution, see curves_of
+    reach.csv              how long effects on policy and value last, see reach_of
     report.md              report
     effects.png, kl.png    forest plot of the effects, and the curves
 
@@ -20,7 +20,7 @@ resamplings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -39,8 +39,9 @@ from stats.report import bold, format_interval, format_p, format_range
 LESIONS = Schema(
     "lesions of the memory", "python -m analysis.memory_lesions", items={
         "open_loop": Entry("open_loop.npz", Npz({
-            "kl": Array(np.float32, "A N K"), "moved": Array(np.float64, "A"),
-            "attribution": Array(np.float32, "N L"), "levels": Array(np.int64, "N")})),
+            "kl": Array(np.float32, "A N K"), "value": Array(np.float32, "A N K"),
+            "moved": Array(np.float64, "A"), "attribution": Array(np.float32, "N L"),
+            "levels": Array(np.int64, "N")})),
         "states": Entry("states.npz", Npz({
             "states": Array(np.float32, "S D"), "lengths": Array(np.int64, "N")})),
         "episodes": Entry("episodes/{}.csv", Table(
@@ -55,85 +56,104 @@ LESIONS = Schema(
             "arm": str, "label": str, "outcome": str, "control": bool, "claimed": bool,
             **dict.fromkeys(("altered", "low_95", "high_95", "p_control"), float)})),
         "curves": Entry("curves.csv", Table({
-            "arm": str, "label": str, "control": bool, "step": int, "value": float,
+            "arm": str, "label": str, "control": bool, "output": str, "step": int, "value": float,
             "low_95": float, "high_95": float})),
         "reach": Entry("reach.csv", Table({
-            "curve": str, **dict.fromkeys(("reach", "reach_low_95", "reach_high_95", "spearman",
-                                           "spearman_low_95", "spearman_high_95"), float)})),
+            "curve": str, "output": str, "lag": int, **dict.fromkeys((
+                f"{name}{end}" for name in ("reach", "left", "spearman")
+                for end in ("", "_low_95", "_high_95")), float),
+            **dict.fromkeys((f"control_{name}_{end}" for name in ("reach", "left")
+                             for end in ("low", "median", "high")), float)})),
         "report": Entry("report.md", Text()), "figure": Entry("effects.png", File()),
         "kl_figure": Entry("kl.png", File())},
     informative=("versions", "agent_file", "data_dir"))
 ATTRIBUTION = "attribution"  # name of the curve of attributions
 SOLVED = "solved"  # cause of an episode that solved its level
+ONCE = ("reset_once", "swap_once", "delay_once")  # lesions whose effects fade
 TESTED_STEPS = (1, 4, 16, 32)  # steps after a lesion at which the open loop is tested
 REACH = 0.1  # share of a curve's maximum that defines its reach, see reach_of
+LEFT_AT = 16  # step at which the remaining share of an effect is reported, or the last one
+POLICY, VALUE = "policy", "value"  # outputs of the agent on which effects are measured
+_UNITS = {POLICY: "KL(intact || lesioned), nats", VALUE: "|change of the value|, return"}
 Statistic = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def curves_of(conditions: Sequence[Condition], kl: np.ndarray, attribution: np.ndarray,
-              levels: np.ndarray, seed: int) -> pd.DataFrame:
-    """Average divergences and attributions over windows.
+def curves_of(conditions: Sequence[Condition], effects: Mapping[str, np.ndarray],
+              attribution: np.ndarray, levels: np.ndarray, seed: int) -> pd.DataFrame:
+    """Average effects and attributions over windows.
 
     Args:
         conditions: lesions and controls.
-        kl: divergence at each step from the lesioned one on (A, N, K).
+        effects: effect on each output at each step from the lesioned one on (A, N, K): divergence
+            of the policy in nats, and absolute change of the value, by POLICY and VALUE.
         attribution: absolute attribution to the frame k steps before the action, for k = 0 to K
             (N, K + 1).
         levels: level seed of each window (N,).
         seed: seed of the bootstrap over levels.
 
     Returns:
-        A row per condition and step, with the columns ``arm`` (name of the condition), ``label``,
-        ``control``, ``step`` (1 for the lesioned step), ``value`` (mean), ``low_95`` and
-        ``high_95``. In further rows, ``arm`` is ATTRIBUTION, and ``step`` is the number of steps
-        between frame and action, from 0.
+        A row per output, condition and step, with the columns ``arm`` (name of the condition),
+        ``label``, ``control``, ``output``, ``step`` (1 for the lesioned step), ``value`` (mean),
+        ``low_95`` and ``high_95``. In further rows, ``arm`` is ATTRIBUTION, ``output`` is POLICY,
+        and ``step`` is the number of steps between frame and action, from 0.
     """
     bootstrap = ClusterBootstrap(levels, seed)
-    named = [(condition.name, condition.label, condition.control, 1, values)
-             for condition, values in zip(conditions, kl)]
-    named.append((ATTRIBUTION, "absolute attribution", False, 0, attribution))
+    named = [(condition.name, condition.label, condition.control, output, 1, values)
+             for output, of_output in effects.items()
+             for condition, values in zip(conditions, of_output)]
+    named.append((ATTRIBUTION, "absolute attribution", False, POLICY, 0, attribution))
     tables = []
-    for name, label, control, first, values in named:
+    for name, label, control, output, first, values in named:
         low, high = bootstrap.interval(values.T)
         tables.append(pd.DataFrame({
-            "arm": name, "label": label, "control": control,
+            "arm": name, "label": label, "control": control, "output": output,
             "step": np.arange(first, first + values.shape[1]), "value": values.mean(axis=0),
             "low_95": low, "high_95": high}))
     return pd.concat(tables, ignore_index=True)
 
 
-def reach_of(names: Sequence[str], kl: np.ndarray, attribution: np.ndarray, levels: np.ndarray,
-             seed: int) -> pd.DataFrame:
-    """Compute over how many steps frames affect the policy, from lesions and from attributions.
+def reach_of(names: Sequence[str], effects: Mapping[str, np.ndarray], attribution: np.ndarray,
+             levels: np.ndarray, seed: int) -> pd.DataFrame:
+    """Compute how long the effects of lesions on policy and value last, next to those of random
+    changes of the same size, and to attributions.
 
-    Steps k are counted from a reset or swap, whose own step is k = 1. At step k, the agent has seen
-    only the last k frames since its state was replaced. The divergence at step k is compared with
-    the attribution to the frame k steps before the action. The attribution to the frame of the
-    action itself, k = 0, is left out.
+    Steps k are counted from the lesion, whose own step is k = 1. At step k after a reset or swap,
+    the agent has seen only the last k frames since its state was replaced. The divergence of the
+    policy at step k is compared with the attribution to the frame k steps before the action. The
+    attribution to the frame of the action itself, k = 0, is left out.
 
     Args:
-        names: names of the conditions.
-        kl, attribution, levels, seed: see ``curves_of``.
+        names: names of the conditions; those of controls are ``control_<number>_<lesion>``.
+        effects, attribution, levels, seed: see ``curves_of``.
 
     Returns:
-        A row per ``curve``: the name of a reset or swap that acts once, or ATTRIBUTION.
+        A row per ``curve`` and ``output``: each lesion that acts once on POLICY and VALUE, and
+        ATTRIBUTION.
 
         - ``reach``: last step at which the mean curve exceeds REACH times its maximum
+        - ``left``: mean at step ``lag`` as a share of the curve's maximum; ``lag`` is LEFT_AT or
+          the last step
         - ``spearman``: rank correlation of the mean curve with the mean attribution over the K
           steps; NaN if one of them is constant
-        - ``reach_low_95``, …: ends of the 95 % intervals of ``reach`` and ``spearman``
+        - ``reach_low_95``, …: ends of the 95 % intervals of these three
+        - ``control_reach_low``, ``…_median``, ``…_high``, ``control_left_low``, …: the same numbers
+          of the lesion's controls; NaN for ATTRIBUTION
     """
-    bootstrap, num_steps = ClusterBootstrap(levels, seed), kl.shape[2]
-    lags = attribution[:, 1:]
-    curves = {name: kl[names.index(name)] for name in ("reset_once", "swap_once")
-              if name in names}
-    curves[ATTRIBUTION] = lags
+    bootstrap, lags = ClusterBootstrap(levels, seed), attribution[:, 1:]
+    num_steps = lags.shape[1]
+    place = min(LEFT_AT, num_steps) - 1
     counts = by_episode(levels, np.ones((1, len(levels))))
-    statistics = {"reach": lambda curve, other: last_above(curve), "spearman": rank_correlation}
+    statistics: dict[str, Statistic] = {
+        "reach": lambda curve, other: last_above(curve),
+        "left": lambda curve, other: share_left(curve, place), "spearman": rank_correlation}
+    curves = [(name, output, values[names.index(name)],
+               [values[place] for place, other in enumerate(names)
+                if other.startswith("control_") and other.endswith(f"_{name}")])
+              for name in names if name in ONCE for output, values in effects.items()]
     rows = []
-    for name, values in curves.items():
+    for name, output, values, controls in [*curves, (ATTRIBUTION, POLICY, lags, [])]:
         sums = by_episode(levels, np.concatenate([values, lags], axis=1).T)  # (levels, 2 K)
-        row: dict[str, str | float] = {"curve": name}
+        row: dict[str, str | float] = {"curve": name, "output": output, "lag": place + 1}
         for quantity, statistic in statistics.items():
             def of_levels(draws: np.ndarray, sums: np.ndarray = sums,
                           statistic: Statistic = statistic) -> np.ndarray:
@@ -142,8 +162,20 @@ def reach_of(names: Sequence[str], kl: np.ndarray, attribution: np.ndarray, leve
 
             row[quantity] = float(of_levels(np.ones((1, len(counts))))[0])
             row[f"{quantity}_low_95"], row[f"{quantity}_high_95"] = bootstrap.interval_of(of_levels)
+            if quantity != "spearman":
+                each = ([float(statistic(control.mean(axis=0)[None], lags[:1])[0])
+                         for control in controls] or [np.nan])
+                row |= {f"control_{quantity}_{end}": float(np.quantile(each, q))
+                        for end, q in (("low", 0), ("median", 0.5), ("high", 1))}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def share_left(curves: np.ndarray, place: int) -> np.ndarray:
+    """Return entry ``place`` of each curve (R, K) as a share of its maximum (R,); 0 for a curve
+    without positive values."""
+    largest = curves.max(axis=-1)
+    return np.divide(curves[..., place], largest, out=np.zeros_like(largest), where=largest > 0)
 
 
 def last_above(curves: np.ndarray) -> np.ndarray:
@@ -192,51 +224,69 @@ def open_loop_report(effects: pd.DataFrame, reach: pd.DataFrame, size: tuple[int
         *markdown_table(("lesion", *(f"k = {name.removeprefix('kl_')}" for name in outcomes)),
                         rows),
         "After a reset, the policy at step k has seen the last k frames only. Reach: last step at "
-        f"which the mean exceeds {REACH:.0%} of its maximum, up to {size[1]}. Attribution: "
+        f"which the mean exceeds {REACH:.0%} of its maximum, up to {size[1]}. Left: mean at step "
+        f"k = {reach['lag'].iloc[0]} as a share of the maximum. Attribution: "
         "absolute value of gradient times deviation of the embedding from its mean, for the frame "
         "k steps before the action; the frame of the action itself, k = 0, is left out. Spearman: "
-        "rank correlation over k with the attribution.", "",
-        *markdown_table(("curve", "reach (steps)", "Spearman with attribution"), [
-            (row.curve.replace("_", " "),
-             format_interval(row.reach, row.reach_low_95, row.reach_high_95),
-             "" if row.curve == ATTRIBUTION else "none" if np.isnan(row.spearman) else
-             format_interval(row.spearman, row.spearman_low_95, row.spearman_high_95))
-            for row in reach.itertuples()])]
+        "rank correlation over k with the attribution. Random: median and range over the random "
+        "changes of the same size. A duration says something about the content of the state only "
+        "if it lies outside this range.", "",
+        *markdown_table(
+            ("curve", "output", "reach (steps)", "random", "left", "random",
+             "Spearman with attribution"),
+            [(row.curve.replace("_", " "), row.output,
+              format_interval(row.reach, row.reach_low_95, row.reach_high_95),
+              _of_controls(row.control_reach_median, row.control_reach_low,
+                           row.control_reach_high),
+              format_interval(row.left, row.left_low_95, row.left_high_95, ".2f"),
+              _of_controls(row.control_left_median, row.control_left_low, row.control_left_high,
+                           ".2f"),
+              "" if row.curve == ATTRIBUTION else "none" if np.isnan(row.spearman) else
+              format_interval(row.spearman, row.spearman_low_95, row.spearman_high_95))
+             for row in reach.itertuples()])]
     return "\n".join(lines)
 
 
+def _of_controls(median: float, low: float, high: float, form: str = ".3g") -> str:
+    """Format a number of controls, or nothing if there are none."""
+    return "" if np.isnan(median) else format_interval(median, low, high, form)
+
+
 def plot_curves(curves: pd.DataFrame, description: str) -> Figure:
-    """Plot the divergence at each step from the lesion on, and the attribution to earlier frames.
+    """Plot the effects at each step from the lesion on, on the policy above and on the value below,
+    and the attribution to earlier frames.
 
     Args:
         curves: table of ``curves_of``.
         description: description of the runs, for the title.
     """
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
     lesions = curves[~curves["control"] & ~curves["arm"].isin((ATTRIBUTION, COPY))]
-    for axes, title in zip(panels, ("one step is changed", "all steps are changed")):
-        once = axes is panels[0]
-        names = [arm for arm in dict.fromkeys(lesions["arm"]) if arm.endswith("_once") == once]
-        for name, colour in zip(names, COLOURS):
-            part = lesions[lesions["arm"] == name]
-            axes.fill_between(part["step"], part["low_95"], part["high_95"], color=colour,
-                              alpha=0.2, linewidth=0)
-            axes.plot(part["step"], part["value"], color=colour, label=part["label"].iloc[0])
-            mine = curves[curves["arm"].str.fullmatch(f"control_\\d+_{name}")]
-            axes.plot(*mine.groupby("step")["value"].mean().reset_index().to_numpy().T,
-                      color=colour, linestyle=":", linewidth=1)
-        axes.set_yscale("symlog", linthresh=1e-3)
-        axes.set(title=title, xlabel="step k (1: lesioned step)", ylim=(0, None))
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("KL(intact || lesioned), nats")
-    _overlay(panels[0], curves[(curves["arm"] == ATTRIBUTION) & (curves["step"] > 0)])
-    for axes in panels:
-        if axes.lines:
+    groups = {title: arms for title, once in (("one step is changed", True),
+                                              ("all steps are changed", False))
+              if (arms := [arm for arm in dict.fromkeys(lesions["arm"])
+                           if (arm in ONCE) == once])}
+    figure = Figure(figsize=(5.5 * len(groups), 8.2), layout="constrained")
+    panels = figure.subplots(2, len(groups), sharey="row", squeeze=False)
+    for row, output in zip(panels, (POLICY, VALUE)):
+        shown = curves[curves["output"] == output]
+        for axes, (title, arms) in zip(row, groups.items()):
+            for arm, colour in zip(arms, COLOURS):
+                part = shown[shown["arm"] == arm]
+                axes.fill_between(part["step"], part["low_95"], part["high_95"], color=colour,
+                                  alpha=0.2, linewidth=0)
+                axes.plot(part["step"], part["value"], color=colour, label=part["label"].iloc[0])
+                random = shown[shown["arm"].str.fullmatch(f"control_\\d+_{arm}")]
+                axes.plot(*random.groupby("step")["value"].mean().reset_index().to_numpy().T,
+                          color=colour, linestyle=":", linewidth=1)
+            axes.set_yscale("symlog", linthresh=1e-3 if output == POLICY else 1e-2)
+            axes.set(title=title, xlabel="step k (1: lesioned step)", ylim=(0, None))
+            axes.grid(alpha=0.3)
             axes.legend(fontsize=8, title="dotted: random changes of the same size",
                         title_fontsize=8)
-    figure.suptitle(f"Policy after lesions of the memory, on recorded frames: {description}",
-                    fontsize=11)
+        row[0].set_ylabel(_UNITS[output])
+    _overlay(panels[0, 0], curves[(curves["arm"] == ATTRIBUTION) & (curves["step"] > 0)])
+    figure.suptitle("Policy and value after lesions of the memory, on recorded frames:\n"
+                    + description, fontsize=11)
     return figure
 
 

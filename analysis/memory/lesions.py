@@ -293,7 +293,7 @@ def choose_windows(lengths: Sequence[int], num_before: int, num_steps: int, per_
 @torch.no_grad()
 def run_windows(policy: Policy, windows: Windows,
                 alter: Callable[[Tensor, BatchInfo], Tensor] | None = None
-                ) -> tuple[Tensor, Tensor]:
+                ) -> tuple[Tensor, Tensor, Tensor]:
     """Run the agent step by step on windows.
 
     Args:
@@ -303,10 +303,11 @@ def run_windows(policy: Policy, windows: Windows,
             the index of the window. None for no lesion.
 
     Returns:
-        Log-probabilities of the policy at the K steps from ``begin`` on, float64 (N, K, A); and the
-        state that enters each step, as it is before ``alter`` changes it (N, P + K, D).
+        Log-probabilities of the policy, float64 (N, K, A), and values, float64 (N, K), at the K
+        steps from ``begin`` on; and the state that enters each step, as it is before ``alter``
+        changes it (N, P + K, D).
     """
-    hidden, log_probs, entering = windows.entering, [], []
+    hidden, log_probs, values, entering = windows.entering, [], [], []
     numbers = np.arange(len(windows.begin))
     for place in range(windows.embeddings.shape[1]):
         entering.append(hidden)
@@ -316,7 +317,8 @@ def run_windows(policy: Policy, windows: Windows,
         hidden = output.hidden_states
         if place >= windows.num_before:
             log_probs.append(torch.log_softmax(output.logits.double(), dim=-1))
-    return torch.stack(log_probs, dim=1), torch.stack(entering, dim=1)
+            values.append(output.values.double())
+    return torch.stack(log_probs, dim=1), torch.stack(values, dim=1), torch.stack(entering, dim=1)
 
 
 def attribution_over_time(policy: Policy, windows: Windows, entering: Tensor,

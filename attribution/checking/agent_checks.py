@@ -36,7 +36,7 @@ from attribution.checking.deletion import Ablation, Deletion
 from attribution.checking.object_removal import ObjectRemoval
 from attribution.checking.randomisation import Fidelity, Randomisation
 from common.palette import BLUE, DPI, VERMILION
-from common.results import Array, Entry, File, Npz, ResultStore, Schema, Table, Text
+from common.results import Array, Entry, File, Json, Npz, ResultStore, Schema, Table, Text
 from common.tables import markdown_escaped, markdown_table
 
 OBJECTS = "objects"  # name of a check
@@ -60,7 +60,7 @@ class Completeness(Check):
         rows = []
         for layer in context.attributions.layers():
             for output in context.attributions.outputs(layer):
-                summary = context.attributions.read("summary", layer, output)
+                summary = context.attributions.read("summary", layer, output, form=SUMMARY)
                 rows.append((
                     layer, output, summary["frames"], summary["gap_median"], summary["gap_99"],
                     summary["gap_largest"], summary["above"],
@@ -94,6 +94,9 @@ _COLUMNS = {  # columns that other studies read
         ("density", "density_low_95", "density_high_95", "attribution_sign"), float)},
     "deletion": {"layer": str, "output": str, "kind": str, "other": str, **dict.fromkeys(
         ("better", "low_95", "high_95"), float)}}
+_SUMMARY_TYPES = {"frames": int, "gap_median": float, "gap_99": float, "gap_largest": float,
+                  "above": int}
+SUMMARY = Json(kinds=_SUMMARY_TYPES, needed=tuple(_SUMMARY_TYPES))  # of attributions to a layer
 CHECK_FILES = Schema(
     "checks of attributions", "python -m attribution.checks", items={
         name: Entry(f"raw/{name}/{{}}.npz" if name == OBJECTS else
@@ -103,7 +106,8 @@ CHECK_FILES = Schema(
         **{f"{name}_table": Entry(f"{name}.csv", Table(_COLUMNS.get(name, {})), optional=True)
            for name in CHECKS},
         **{f"{name}_figure": Entry(f"{name}.png", File(), optional=True) for name in CHECKS},
-        "report": Entry("report.md", Text())})
+        "report": Entry("report.md", Text())},
+    setting_types={"num_frames": int})
 
 
 def stored_arrays(store: ResultStore, context: CheckContext, name: str, subject: Subject

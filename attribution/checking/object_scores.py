@@ -66,6 +66,7 @@ from agents.object_masks import ObjectPainter, ObjectPictures
 from agents.replay import recorded_game, replayed
 from agents.rollout_files import RolloutFolder
 from attribution.layers import Bottleneck
+from common.config import check_entries
 from common.errors import UserError
 from common.game_constants import FRAME_SIZE
 from common.progress import Progress
@@ -363,6 +364,9 @@ _SCORES = {"feature": int, "kind": str, **dict.fromkeys(
 _HALLUCINATIONS = {"feature": int, "kind": str, "episode": int, "row": int, "cell_row": int,
                    "cell_column": int, "activation": float, "threshold": float}
 _BEST = {"score": "auc", "low_95": "low_95", "high_95": "high_95", "chance_high": "chance_high"}
+OBJECT_SCORES = ("score", "score_low_95", "score_high_95", "score_chance")  # keys of a layer
+_NAME_TYPES = {"features_sha256": str, "features": tuple[dict, ...],
+               **dict.fromkeys(OBJECT_SCORES, float | None)}
 RATES = ("hallucinations", "hallucinations_low_95", "hallucinations_high_95")  # keys of a feature
 OBJECT_FILES = Schema(
     "objects", "python -m attribution.objects", items={
@@ -371,8 +375,9 @@ OBJECT_FILES = Schema(
             "masks": Array(np.uint8, f"O K {FRAME_SIZE**2 // 8}")})),
         "scores": Entry("{}/scores.csv", Table(_SCORES)),
         "hallucinations": Entry("{}/hallucinations.csv", Table(_HALLUCINATIONS)),
-        "names": Entry("{}/names.json", Json()),
-        "compared": Entry("{}/compared.json", Json())})
+        "names": Entry("{}/names.json", Json(kinds=_NAME_TYPES, needed=tuple(_NAME_TYPES))),
+        "compared": Entry("{}/compared.json", Json())},
+    setting_types={"num_observations": int})
 
 
 def kinds_in(config: EnvConfig) -> tuple[GameObject, ...]:
@@ -430,16 +435,17 @@ def read_names(store: ResultStore, layer: str) -> dict:
         UserError: if the file is missing or damaged.
     """
     names = store.read("names", layer)
-    if not isinstance(names.get("features"), list):
-        raise UserError(f"{store.file_of('names', layer)} is damaged: it has no list of features; "
-                        f"delete it, and run {OBJECT_FILES.script} again")
+    for number, feature in enumerate(names["features"]):
+        check_entries(feature, {"name": str | None, "kind": str | None, **dict.fromkeys(
+            (*_BEST, *RATES), float | None)}, f"{store.file_of('names', layer)}, feature {number}",
+            needed=("name",))
     return names
 
 
 def has_names(store: ResultStore, layer: str, features_sha256: str) -> bool:
     """Return whether names and scores are stored for a layer's features with a given checksum."""
     return store.has("names", layer) and (
-        store.read("names", layer).get("features_sha256") == features_sha256)
+        store.read("names", layer)["features_sha256"] == features_sha256)
 
 
 def score_features(store: ResultStore, layer: Bottleneck, checksum: str, kinds: Sequence[str],
@@ -476,10 +482,9 @@ def score_features(store: ResultStore, layer: Bottleneck, checksum: str, kinds: 
     store.write("scores", layer.name, value=scores)
     store.write("hallucinations", layer.name, value=pd.concat(
         [table for table in listed if len(table)] or listed)[list(_HALLUCINATIONS)])
-    names = "score", "score_low_95", "score_high_95", "score_chance"
     store.write("names", layer.name, value={
         "layer": layer.layer.name, "features_sha256": checksum, "features": features,
-        **dict(zip(names, map(finite_or_none, total)))})
+        **dict(zip(OBJECT_SCORES, map(finite_or_none, total)))})
 
 
 def finite_or_none(value: float) -> float | None:

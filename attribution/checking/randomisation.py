@@ -209,7 +209,7 @@ class Fidelity(Check):
     arrays: ClassVar = {"values": Array(np.float64, "N 2", finite=False)}
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
-        settings = context.attributions.settings()
+        settings = context.attributions.settings("steps", "rule")
         layer = CheckedLayer(context.agent, subject,
                              Integration(settings["steps"], settings["rule"], None))
 

@@ -3,11 +3,11 @@
 Only the best start of each objective, by score minus penalty, is compared. Its ``score`` is the
 deviation of the simulated target from the mean over recorded starts, in standard deviations and
 with the sign of the objective. In the statistics of ``stats.effects``, each objective is a row, and
-objectives with the same target are resampled together. Each penalty is one condition of this
-comparison (an *arm*). There are up to four outcomes:
+objectives of one group of targets (see ``paired``) are resampled together. Each penalty is one
+condition of this comparison (an *arm*). There are up to four outcomes:
 
 - ``score``: the score, minus the score of the best of ``best_of`` recorded starts from which no
-  search began.
+  search began; by default, they are as many as the starts that the searches evaluated.
 - ``gain``: the score, minus the score of the best start from which the searches for the objective
   began.
 - ``over_prior``, with a trained prior: the score, minus the score of the best of as many random
@@ -55,6 +55,13 @@ from generative.start_optimisation.objectives import (
     read,
     rollout,
 )
+from generative.start_optimisation.paired import (
+    LEAST,
+    SHOWN,
+    compare_pairs,
+    find_moved,
+    paired_report,
+)
 from generative.start_optimisation.prior_starts import prior_loss
 from generative.start_optimisation.search import NOISE, VECTOR, SearchContext
 from generative.start_worlds import on
@@ -62,8 +69,6 @@ from stats.effects import MIN_STARTS, Condition, Outcome, compare_conditions
 from stats.significance import LEVEL, share
 
 QUANTILE = 0.999  # quantile of recorded values above which a start is extreme
-LEAST = 0.01  # smallest difference of scores that counts; saturated units differ by rounding
-SHOWN = 0.95  # percentile from which the target counts as shown in the real game
 SCORE = Outcome("score", "score, less that of the best recorded start (deviations)")
 GAIN = Outcome("gain", "score, less that of the beginning of the search (deviations)")
 OVER_PRIOR = Outcome("over_prior", "score, less that of random samples of the prior (deviations)")
@@ -81,7 +86,7 @@ _TITLES = {SCORE.name: "the best recorded start, in deviations",
 
 def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
              recording: RolloutFolder | None, batch_size: int, seed: int,
-             ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+             ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame | None]:
     """Compute all targets in rollouts from the optimised starts, and compare with the controls.
 
     Args:
@@ -92,11 +97,12 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
         seed: seed of the controls and of the statistics.
 
     Returns:
-        Two tables. The first is ``starts.csv``, with a row for each penalty, objective and start.
+        Three tables. The first is ``starts.csv``, with a row for each penalty, objective and start.
         Its column ``best`` marks the best start of each objective with each penalty; the columns
         about the real game are NaN for all other starts. The second is the table of
-        ``compare_conditions`` for all outcomes; ``percentile`` needs a recording. It is None with
-        fewer than ``MIN_STARTS`` targets, which are too few for an interval.
+        ``compare_pairs``. The third is the table of ``compare_conditions`` for all outcomes;
+        ``percentile`` needs a recording. It is None with fewer than ``MIN_STARTS`` groups of
+        targets, which are too few for an interval.
     """
     tables: list[pd.DataFrame] = []
     scores, percentiles = {}, {}
@@ -120,7 +126,8 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
             percentiles[arm], _ = _real_percentiles(context, rows, recording)
             own = np.diag(percentiles[arm])
             table[column] = np.where(table["best"], own[table["order"]], np.nan)
-    return table, compare_with_controls(context, scores, percentiles, seed)
+    return (table, compare_pairs(table, context.groups, seed),
+            compare_with_controls(context, scores, percentiles, seed))
 
 
 def _recorded_begins(context: SearchContext) -> np.ndarray:
@@ -167,6 +174,7 @@ def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,
         "aim": [objectives[number].aim for number in order], "sample": samples,
         "best": samples % context.num_starts == best[order],
         "value": values[samples, context.columns[order]].astype(float), "score": score,
+        "moved": find_moved(context, folder),
         "begin_score": begin_scores, "best_begin_score": begin_scores[order * context.num_starts],
         "recorded_score": best_recorded,
         "beyond_best": score > best_recorded + LEAST,
@@ -249,10 +257,10 @@ def compare_with_controls(context: SearchContext, scores: dict[str, np.ndarray],
         seed: seed of the controls and of the statistics.
 
     Returns:
-        The table of ``compare_conditions``; None with fewer than ``MIN_STARTS`` targets.
+        The table of ``compare_conditions``; None with fewer than ``MIN_STARTS`` groups of targets.
     """
-    columns, pool = context.columns, context.pool  # (O,)
-    if len(set(columns)) < MIN_STARTS:
+    columns, groups, pool = context.columns, context.groups, context.pool  # (O,), (O,)
+    if len(set(groups)) < MIN_STARTS:
         return None
     recorded, prior = context.recorded_scores, context.prior_scores  # (N, O), (P, O)
     searched = recorded if prior is None or context.space == VECTOR else prior
@@ -281,16 +289,16 @@ def compare_with_controls(context: SearchContext, scores: dict[str, np.ndarray],
             Condition(f"{arm}, {control}" if control else arm, arm, arm, bool(control))
             for arm, control in after]
         tables.append(compare_conditions(arms, [outcome], before[:, None],
-                                         np.stack(list(after.values()))[..., None], seed, columns))
+                                         np.stack(list(after.values()))[..., None], seed, groups))
     return pd.concat(tables, ignore_index=True)
 
 
-def report(context: SearchContext, starts: pd.DataFrame, effects: pd.DataFrame | None,
-           real_game: bool) -> str:
+def report(context: SearchContext, starts: pd.DataFrame, pairs: pd.DataFrame,
+           effects: pd.DataFrame | None, real_game: bool) -> str:
     """Format the report as Markdown.
 
     Args:
-        starts, effects: tables from ``evaluate``.
+        starts, pairs, effects: tables from ``evaluate``.
         real_game: whether the starts were compared in the real game.
     """
     best = starts[starts["best"]]
@@ -322,6 +330,8 @@ def report(context: SearchContext, starts: pd.DataFrame, effects: pd.DataFrame |
         (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded values", *shares("beyond_real")),
         (f"beyond the best of {context.best_of} recorded starts", *shares("beyond_best")),
         ("beyond the beginning of the search", *beyond("best_begin_score")),
+        ("searches that returned another start than their beginning",
+         *(_share(starts["moved"][starts["penalty"] == penalty]) for penalty in by_penalty)),
         ("typical start", *shares("typical")),
         ("the simulated episode has ended by the step (probability of 0.5 or more)",
          *(_share(rows["end"] >= 0.5) for rows in by_penalty.values())),
@@ -350,7 +360,8 @@ def report(context: SearchContext, starts: pd.DataFrame, effects: pd.DataFrame |
         f"optimised for {context.plan.iterations} iterations through {step + 1} simulated steps. "
         f"Targets are read at step {step}, counted from 0. The search varies {space}. Their "
         f"results are compared with the best of these, and with the best of {context.best_of} "
-        "recorded starts from which no search began. A score is the deviation of the simulated "
+        "recorded starts from which no search began. The searches for an objective evaluated "
+        f"{context.num_evaluated} starts. A score is the deviation of the simulated "
         f"target from its mean over all {number} recorded starts, in standard deviations, with the "
         "sign of the aim. For each objective, only the start with the highest score minus penalty "
         f"counts. {penalty}", "",
@@ -382,7 +393,7 @@ def report(context: SearchContext, starts: pd.DataFrame, effects: pd.DataFrame |
                       ("percentile, median", *medians("real_percentile"),
                        *(f"{values.median():.2f}" for values in others)),
                       ("ended before the step", *shares("ended"), "", "")])]
-    return "\n".join([*lines, *_effects(effects), *_objectives(best), ""])
+    return "\n".join([*lines, *paired_report(pairs), *_effects(effects), *_objectives(best), ""])
 
 
 def _share(values: pd.Series) -> str:
@@ -395,13 +406,13 @@ def _share(values: pd.Series) -> str:
 def _effects(table: pd.DataFrame | None) -> list[str]:
     if table is None:
         return ["## What may be claimed", "", "Nothing: intervals need at least "
-                f"{MIN_STARTS} targets.", ""]
+                f"{MIN_STARTS} groups of targets.", ""]
     return ["## What may be claimed", "",
-            "Means and medians over objectives, with 95 % bootstrap intervals over targets. An "
-            "effect is **claimed** if its interval excludes 0 and both p (Holm) and p (controls) "
-            f"are at most {LEVEL}. Controls of the score: the best start of each of {NUM_SUBSETS} "
-            "other draws of the starts that it is compared with. Controls of the percentile: the "
-            "starts of other objectives.", "", *markdown_table(
+            "Means and medians over objectives, with 95 % bootstrap intervals over groups of "
+            "targets. An effect is **claimed** if its interval excludes 0 and both p (Holm) and "
+            f"p (controls) are at most {LEVEL}. Controls of the score: the best start of each of "
+            f"{NUM_SUBSETS} other draws of the starts that it is compared with. Controls of the "
+            "percentile: the starts of other objectives.", "", *markdown_table(
                 ("arm", "compared with", "mean", "median", "p (Holm)", "controls", "p (controls)",
                  "verdict"),
                 [(_ARMS.get(row.arm, row.arm), _TITLES[row.outcome],

@@ -33,7 +33,7 @@ from torch import Tensor
 from agents.hooks import ActivationCache, cached
 from agents.layers import STATE, Layer, find_layer
 from agents.networks import Policy, PolicyOutput
-from agents.outputs import POLICY, TAKEN, Output, output_names, outputs_named
+from agents.outputs import POLICY, TAKEN, VALUE, Output, output_names, outputs_named
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
@@ -128,12 +128,15 @@ class Target:
         read: function that maps rollouts and a step to the values of the target (B,).
         layers: names of the layers whose units ``read`` needs.
         first_step: first step at which the target is defined.
+        group: name shared by targets that depend on each other, see ``paired``; "" if the target
+            is a group of its own.
     """
 
     name: str
     read: Callable[[Rollouts, int], Tensor]
     layers: tuple[str, ...] = ()
     first_step: int = 0
+    group: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +203,7 @@ def _output_target(output: Output) -> Target:
         at = PolicyOutput(rollouts.log_probs[step], rollouts.values[step],
                           rollouts.hidden_states[step])
         return output(at, at.logits.argmax(dim=-1))
-    return Target(output.name, read)
+    return Target(output.name, read, group="" if output.name == VALUE else POLICY)
 
 
 def _direction_target(number: int, kind: DirectionType, projector: Projector) -> Target:
@@ -231,7 +234,8 @@ def _move_target(name: str, before: int, after: int) -> Target:
         after: action at the step of the target.
     """
     return Target(name, lambda rollouts, step: (rollouts.log_probs[step - 1, :, before]
-                                                + rollouts.log_probs[step, :, after]), first_step=1)
+                                                + rollouts.log_probs[step, :, after]),
+                  first_step=1, group=POLICY)
 
 
 def _unit_targets(layer: Layer, unit: str | None) -> list[Target]:

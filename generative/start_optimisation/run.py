@@ -67,8 +67,9 @@ _NUMBERS = (
      "vectors; not used in noise"),
     ("num_recorded", count, 2000, "maximum number of recorded starts, from which the density of "
      "starts and the scale of the targets are estimated"),
-    ("best_of", count, 1000, "number of recorded starts that optimised starts are compared with; "
-     "searches begin from the remaining ones, or from as many random samples of the prior"))
+    ("best_of", count, None, "number of recorded starts that optimised starts are compared with; "
+     "if not given, as many as the searches for an objective evaluate. Searches begin from the "
+     "remaining ones, or from as many random samples of the prior"))
 
 
 def add_search_flags(flags: Parser) -> None:
@@ -169,7 +170,7 @@ def run_search(args: argparse.Namespace, explicit: Collection[str], parameters: 
     if recording is not None:
         recorded_game(recording)  # fails before the search, not after it
     windows = drawn_windows(dataset, args.num_recorded, step, args.seed)
-    best_of = args.best_of if "best_of" in explicit else min(args.best_of, len(windows) // 2)
+    best_of = args.best_of or _equal_share(len(windows), args.num_starts, args.iterations)
     if not 0 < best_of <= len(windows) - args.num_starts:
         raise UserError(f"--best_of {best_of} leaves {len(windows) - best_of} of the "
                         f"{len(windows)} recorded starts to begin from; lower it or --num_starts, "
@@ -221,11 +222,19 @@ def run_search(args: argparse.Namespace, explicit: Collection[str], parameters: 
     return search
 
 
+def _equal_share(num_recorded: int, num_starts: int, iterations: int) -> int:
+    """Return how many recorded starts are compared, so that they are as many as the searches for an
+    objective evaluate; fewer if not enough would be left for the searches to begin from."""
+    return num_recorded - max((num_recorded - num_starts * iterations) // 2, num_starts)
+
+
 def write_results(search: FinishedSearch, args: argparse.Namespace) -> None:
     """Evaluate the optimised starts, and write tables, images, figure and report."""
     context, store, recording = search.context, search.store, search.recording
-    starts, effects = evaluate(context, search.folders, recording, args.batch_size, args.seed)
+    starts, pairs, effects = evaluate(context, search.folders, recording, args.batch_size,
+                                      args.seed)
     store.write("starts", value=starts)
+    store.write("pairs", value=pairs)
     if effects is not None:
         store.write("effects", value=effects)
     for number, rows in starts[starts["best"]].groupby("order"):
@@ -234,4 +243,5 @@ def write_results(search: FinishedSearch, args: argparse.Namespace) -> None:
                 search.folders[row.penalty].sample(row.sample) for row in rows.itertuples()])
     with store.file("figure") as path:
         plot(path, starts)
-    store.write("report", value=report(context, starts, effects, recording is not None))
+    store.write("report", value=report(
+        context, starts, pairs, effects, recording is not None))

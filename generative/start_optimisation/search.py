@@ -40,6 +40,7 @@ Layout of the output folder::
                               frames nearest to it, one start per row
     starts.csv                a row for each penalty, objective and start
     effects.csv               a row for each arm and outcome, see ``evaluation``
+    pairs.csv                 a row for each paired test over groups of targets, see ``paired``
     report.md, targets.png
 
 Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, T simulated
@@ -108,6 +109,7 @@ OPTIMISED_STARTS = Schema(
         "videos": Entry("penalty_{}/videos/sample_{:0>5}.mp4", File())},
     results={
         "starts": Entry("starts.csv", Table()), "effects": Entry("effects.csv", Table(), True),
+        "pairs": Entry("pairs.csv", Table()),
         "picture": Entry("pictures/order_{}.png", File()),
         "report": Entry("report.md", Text()), "figure": Entry("targets.png", File())},
     informative=("versions", "data_dir", "agent_file", "model_file"),
@@ -291,9 +293,21 @@ class SearchContext:
         return len(self.starts.windows) - self.best_of
 
     @property
+    def num_evaluated(self) -> int:
+        """Number of starts that the searches for an objective evaluate, including the candidates
+        from which they may begin."""
+        return self.pool + self.num_starts * self.plan.iterations
+
+    @property
     def columns(self) -> np.ndarray:
         """Column of each objective's target in ``starts`` (O,)."""
         return np.arange(len(self.objectives)) % self.starts.simulated.shape[1]
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Number of the group of dependent targets that each objective belongs to (O,)."""
+        names = [objective.target.group or objective.target.name for objective in self.objectives]
+        return np.unique(names, return_inverse=True)[1]
 
     @property
     def targets(self) -> list[Target]:

@@ -70,7 +70,8 @@ BEHAVIOUR_FILES = Schema(
         "regressions": Entry("regressions.csv", Table(prediction.COLUMNS), optional=True),
         "report": Entry("report.md", Text()), "episodes_figure": Entry("episodes.png", File()),
         "regressions_figure": Entry("regressions.png", File(), optional=True)},
-    informative=("versions", "agent_file", "levels"))  # each line has the checksum of its level
+    informative=("versions", "agent_file", "levels"),  # each line has the checksum of its level
+    setting_types={"cheese_region": int | None, "filters": dict | None})
 
 
 # ------------------------------------------------------------------------------------------ levels
@@ -231,7 +232,7 @@ def read_findings(path: Path) -> list[Finding]:
     """
     store = ResultStore(path, BEHAVIOUR_FILES)
     settings, table = store.settings(), store.read("episodes")
-    seed, region = int(settings.get("seed", 0)), int(settings.get("cheese_region", 0))
+    seed, region = settings.get("seed") or 0, settings.get("cheese_region") or 0
     findings: list[Finding] = []
 
     def add(row: int, levels: str, measure: str, rows: pd.DataFrame, column: str,
@@ -245,7 +246,7 @@ def read_findings(path: Path) -> list[Finding]:
     if region:
         add(1, f"cheese in the last {region} rows and columns", SUCCESS, table, GOT, True)
         return findings
-    is_filtered = settings.get("levels") or any(settings.get("filters", {}).values())
+    is_filtered = settings.get("levels") or any((settings.get("filters") or {}).values())
     groups = {} if is_filtered else {"cheese anywhere": table}  # filters bias the sample
     groups[FORKS_OUTSIDE] = table[(table["kind"] == FORK) & ~table["cheese_in_region"]]
     for levels, rows in groups.items():

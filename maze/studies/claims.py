@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from agents.episodes import read_evaluation
 from common.errors import UserError
 from common.files import read_description
 from common.results import ResultStore, Schema
@@ -259,7 +260,7 @@ def _evaluated(folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 1: success rates from evaluate.py."""
     for place, levels in zip(PLACES, ("cheese in the region", "cheese anywhere",
                                       "cheese in the corner")):
-        result = read_description(folder.path / EVALUATED / f"{place}.json")
+        result = read_evaluation(folder.path / EVALUATED / f"{place}.json")
         if result:
             low, high = result["success_interval"]
             yield Finding(levels, f"success, {levels}", result["success_rate"], low, high,

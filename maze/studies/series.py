@@ -90,7 +90,7 @@ def series_table(numbers: Sequence[float], folders: Sequence[Path],
             effects = store.read("effects")
             own = effects[(effects["label"] == "own -1") & (effects["outcome"] == "p_cheese")]
             rows += [(number, folder.name, VECTOR_EFFECT, row.effect, row.low_95, row.high_95,
-                      len(store.settings()["levels"])) for row in own.itertuples()]
+                      len(store.settings("levels")["levels"])) for row in own.itertuples()]
     return with_correlations(series_of(rows))
 
 
@@ -104,7 +104,7 @@ def read_findings(path: Path) -> list[Finding]:
         UserError: if a file of the folder is missing or damaged.
     """
     store = ResultStore(path, SERIES_FILES)
-    if store.settings()["by"] != REGION:
+    if store.settings("by")["by"] != REGION:
         return []
     table = store.read("series")
     agents = table[~is_correlation(table) & (table["measure"] != VECTOR_EFFECT)]

@@ -112,7 +112,8 @@ STEERING_FILES = Schema(
         "field_effects": Entry("field_effects.csv", _EFFECTS, optional=True),
         "figure": Entry("effects.png", File()), "report": Entry("report.md", Text()),
         "field_figure": Entry("field_effects.png", File(), optional=True),
-        "curves": Entry("coefficients.png", File(), optional=True)})
+        "curves": Entry("coefficients.png", File(), optional=True)},
+    setting_types={"levels": list})
 
 
 def field_outcomes(kind: VectorKind | None, exact: bool) -> tuple[Outcome, ...]:

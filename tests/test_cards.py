@@ -1,0 +1,116 @@
+"""Fidelity cards: stored results, tables of documents, and findings that are read from them."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT
+
+from agents.provenance import agent_sha256
+from common.errors import UserError
+from common.files import sha256
+from common.results import ResultStore
+from generative.card_tables import CARDS, card_finding, card_kinds, read_card
+from generative.loss_over_time import LOSS_OVER_TIME
+from tools import cards
+
+NAMES = sorted(path.stem for path in CARDS.glob("*.csv"))
+
+
+def test_tables_of_documents_are_those_of_the_cards():
+    """To write them again: python -m tools.cards."""
+    shown = "".join(path.read_text(encoding="utf-8") for path in cards.documents())
+    for document in cards.documents():
+        text = document.read_text(encoding="utf-8")
+        assert cards.update(text) == text, document
+    assert NAMES and all(f"<!-- card: {name} -->" in shown for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cards_were_measured_with_the_shipped_files(name):
+    """After a new simulator is shipped, its card must be measured."""
+    facts = json.loads((CARDS / f"{name}.json").read_text())
+    assert facts["model_sha256"] == sha256(ROOT / "pretrained/coinrun_hard_simulator/model.pt")
+    assert facts["agent_sha256"] == agent_sha256(ROOT / "pretrained/coinrun_hard/model.pth")
+    assert facts["unseen"] and facts["action_noise"] == name.replace("_", " action ")
+    assert "/" not in (CARDS / f"{name}.json").read_text()  # no path of the measuring machine
+
+
+def test_every_number_of_a_card_has_an_interval_and_the_agent_has_baselines():
+    for name in NAMES:
+        table = read_card(CARDS / f"{name}.csv")
+        assert set(zip(table["kind"], table["predictor"])) == card_kinds()
+        assert (table["low_95"] <= table["mean"] + 1e-6).all()
+        assert (table["mean"] <= table["high_95"] + 1e-6).all()
+
+
+def test_a_wrong_number_in_a_document_or_in_a_card_is_noticed(tmp_path):
+    text = f"<!-- card: {NAMES[0]} -->\n{cards.render_card(NAMES[0])}<!-- end -->\nafter\n"
+    assert cards.update(text) == text
+    table = read_card(CARDS / f"{NAMES[0]}.csv")
+    psnr = table.query("kind == 'psnr' and predictor == 'simulator' and step == 5")["mean"].item()
+    assert f"| {psnr:.1f} (" in text
+    assert cards.update(text.replace(f"| {psnr:.1f} (", f"| {psnr + 1:.1f} (")) == text
+    for path in CARDS.glob(f"{NAMES[0]}.*"):
+        shutil.copy(path, tmp_path)
+    table.loc[table["kind"] == "psnr", "mean"] += 1
+    table.to_csv(tmp_path / f"{NAMES[0]}.csv", index=False)
+    assert cards.render_card(NAMES[0], tmp_path) != cards.render_card(NAMES[0])
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """A folder like that of loss_over_time_experiment.py, with made-up numbers."""
+    rows = [(step, predictor, kind, 0.5, 0.4, 0.6) for step in range(17)
+            for kind, predictor in (*sorted(card_kinds()), ("image", "simulator"))]
+    estimate = {"value": 0.5, "interval_95": [0.4, 0.6]}
+    event = {"real": 3, "expected": 2.0, **dict.fromkeys(
+        ("expected_over_real", "brier", "skill", "excess_reliability", "auc"), estimate)}
+    within = {"coin": event, "death": {**event, "auc": {"value": None, "interval_95": [None] * 2}},
+              "end": event, "confusion": {"death": {"death": 1}}}
+    store = ResultStore(tmp_path / "measured", LOSS_OVER_TIME)
+    facts = dict.fromkeys(cards._FACTS, "x") | {"rendered_worlds": False}
+    with store.replace({**facts, "data_dir": "/home/me", "windows": [4, 5, 6],
+                        "episodes": [1, 1, 2]}) as folder:
+        written = ResultStore(folder, LOSS_OVER_TIME)
+        written.write("table", value=pd.DataFrame(rows, columns=[
+            "step", "predictor", "kind", "mean", "low_95", "high_95"]))
+        written.write("lives_summary", value={
+            group: {"starts": 7, "within_16": within} for group in ("anywhere", "near_end")})
+    return store.path
+
+
+def test_results_are_stored_as_cards(measured, tmp_path):
+    cards.store_card("mine", measured, tmp_path / "cards")
+    table = read_card(tmp_path / "cards" / "mine.csv")
+    assert set(zip(table["kind"], table["predictor"])) == card_kinds()
+    assert "/home/me" not in (tmp_path / "cards" / "mine.json").read_text()
+    text = cards.render_card("mine", tmp_path / "cards")
+    assert "3 windows of 2 episodes, x, in sampled worlds" in text
+    assert "| policy KL (nats) | 0.50 (0.40 to 0.60) |" in text
+    assert "7 starts anywhere, 7 starts 4 to 12 steps before an end" in text
+    assert "1 of 3 deaths from starts anywhere" in text
+    assert "nan" not in text.partition("| death |")[2].splitlines()[0]
+
+
+def test_findings_state_their_baselines():
+    table = read_card(CARDS / "without_noise.csv")
+    means = table[table["step"] == 5].set_index(["kind", "predictor"])["mean"]
+    text = card_finding(table, {"windows": 3, "action_noise": "without action noise"}, 5)
+    for key in (("psnr", "simulator"), ("psnr", "last_frame")):
+        assert f"{means[key]:.1f}" in text
+    assert f"(constant policy: {means['policy_kl', 'constant_policy']:.2f})" in text
+    assert np.isfinite(means).all()
+
+
+@pytest.mark.parametrize("argument", ["quiet", "../x=folder"])
+def test_names_of_cards_are_checked(argument, capsys):
+    assert cards.main([argument]) == 2
+    assert "not of the form NAME=FOLDER" in capsys.readouterr().err
+
+
+def test_folders_without_results_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"there is no file .*settings\.json"):
+        cards.store_card("mine", tmp_path / "none", tmp_path / "cards")
