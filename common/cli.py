@@ -25,8 +25,9 @@ from common.parameters import (
 from common.shards import ShardNotes
 
 # Flags for input folders whose ``recording.json`` may name a parameter set, in the order in which
-# they are searched. Each flag is mapped to the subfolder that contains this file.
-DATA_FLAGS = {"samples_dir": "", "generated_data_dir": "informed_init", "data_dir": ""}
+# they are searched. Each flag is mapped to the subfolder that contains this file, if it exists.
+DATA_FLAGS = {"samples_dir": "", "generated_data_dir": "informed_init", "data_dir": "",
+              "agent_env_data_dir": ""}
 
 MAX_VALUE = 400  # characters of a message about flags, which quotes their values
 

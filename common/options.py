@@ -74,7 +74,8 @@ def option(default: Any = _REQUIRED, help: str = "", *,
             of the field.
         choices: allowed values.
         key: dotted name of the parameter of the parameter set that the option overrides; the
-            default should then be None.
+            default should then be None. A name that begins with a dot is one of a parameter in
+            ``ParameterOptions.section``.
         names: names of the flag, such as ``("--seed", "--random_seed")``; by default, two dashes
             and the name of the field.
         others: further arguments of ``argparse.ArgumentParser.add_argument``.
@@ -147,8 +148,17 @@ def _fields(options: type[Options]) -> list[tuple[dataclasses.Field, _Flag, Any]
         for name in vars(kind).get("__annotations__", ()):
             own.setdefault(name, None)
     by_name = {field.name: field for field in dataclasses.fields(options)}
-    return [(by_name[name], by_name[name].metadata[_OPTION], _without_none(kinds[name]))
+    return [(by_name[name], _in_section(options, by_name[name].metadata[_OPTION]),
+             _without_none(kinds[name]))
             for name in own if name in by_name and _OPTION in by_name[name].metadata]
+
+
+def _in_section(options: type[Options], flag: _Flag) -> _Flag:
+    """Return the flag with the full name of its parameter."""
+    if flag.key is None or not flag.key.startswith("."):
+        return flag
+    assert issubclass(options, ParameterOptions)
+    return dataclasses.replace(flag, key=options.section + flag.key)
 
 
 def _without_none(kind: Any) -> Any:
@@ -315,9 +325,15 @@ class ComputeOptions(LogOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParameterOptions(Options):
-    """Options of a script that uses a parameter set; options with a ``key`` override its values."""
+    """Options of a script that uses a parameter set; options with a ``key`` override its values.
 
-    inputs: ClassVar[Sequence[str]] = tuple(DATA_FLAGS)  # options that are input folders
+    Attributes:
+        inputs: options that are input folders.
+        section: section of the parameter set that keys beginning with a dot belong to.
+    """
+
+    inputs: ClassVar[Sequence[str]] = tuple(DATA_FLAGS)
+    section: ClassVar[str] = ""
 
     interpreting_params_name: str | None = option(
         None, f"parameter set in hyperparams/{INTERPRETING_CONFIG_FILE.name}; if not given, the "
@@ -337,9 +353,10 @@ class ParameterOptions(Options):
                      if (value := getattr(self, name)) is not None}
         name = self.interpreting_params_name
         if name is None:
-            name = recorded_set([Path(getattr(self, name)) / below for name, below in
-                                 DATA_FLAGS.items() if name in self.inputs
-                                 and getattr(self, name, None) is not None])
+            folders = [(Path(getattr(self, name)), below) for name, below in DATA_FLAGS.items()
+                       if name in self.inputs and getattr(self, name, None) is not None]
+            name = recorded_set([path / below if (path / below).is_dir() else path
+                                 for path, below in folders])
         return ParameterSet(name, overrides)
 
 

@@ -56,7 +56,8 @@ def studies(tmp_path):
         features = ResultStore(path / "features" / layer, FEATURES)
         features.open({"baseline": "zero"})
         finish_features(features, {
-            "signed": False, "grid": GRID, "largest_entry": [0.5, 0.6, 0.7, 0.8, 0.9],
+            "signed": False, "grid": GRID, "stride": 8, "first_pixel": 0,
+            "largest_entry": [0.5, 0.6, 0.7, 0.8, 0.9],
             "value_mean": 5.0, "value_deviation": 1.0, "baseline_mean": 4.0 + place,
             "baseline_deviation": 0.5, "observations": 9, "residual_share": 0.125},
             directions=rng.random((NUM_FEATURES, 8)), mean_activations=np.zeros((8, *GRID)),
@@ -135,6 +136,7 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
     coin = {"name": "coin", "hallucinations": 7.5, "hallucinations_low_95": 5.0,
             "hallucinations_high_95": 9.0}
     save_json(path / "objects" / "block2" / "names.json", {
+        "features_sha256": "0" * 64,
         "features": [none, coin, {**coin, "name": "saw", "hallucinations": 8.5}], "score": 0.8,
         "score_low_95": 0.7, "score_high_95": 0.9, "score_chance": 0.5})
     save_json(path / "objects" / "block2" / "compared.json",
@@ -192,7 +194,8 @@ def test_agents_by_number_of_levels_fill_row_9(studies, tmp_path, capsys):
         store.open({"num_observations": 64})
         for layer, score in (("block2", 0.6 + 0.01 * place), ("block3", 0.9 - share / 10)):
             store.write("names", layer, value={
-                "score": score, "score_low_95": score - 0.1, "score_high_95": score + 0.1,
+                "features_sha256": "0" * 64, "score": score, "score_low_95": score - 0.1,
+                "score_high_95": score + 0.1, "score_chance": 0.5,
                 "features": [{"name": name} for name in ("coin", "saw", "coin", None)]})
         checks = ResultStore(folders[-1] / "checks", CHECK_FILES)
         checks.open({"num_frames": 30})

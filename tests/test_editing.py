@@ -216,7 +216,7 @@ def with_features(tmp_path_factory) -> Path:
     recording = Recording(folder / "data", policy, folder / "model.pth")
     features = ResultStore(folder / "features" / "block3", FEATURES)
     features.open({"layer": BLOCK3, "agent_sha256": checksum, "recording_sha256": recording.sha256})
-    finish_features(features, {"signed": False, "grid": [8, 8]},
+    finish_features(features, {"signed": False, "grid": [8, 8], "stride": 8, "first_pixel": 0},
                     directions=directions(3, 5).numpy(), mean_activations=np.zeros((5, 8, 8)),
                     observations=recording.observations(20, 0))
     return folder
@@ -295,7 +295,8 @@ def folder(tmp_path_factory):
                    "layer": bottleneck.layer.name, "baseline": "zero"})
     directions = np.zeros((3, 64), np.float32)
     directions[[0, 1, 2], [7, GUARD, 9]] = 1
-    finish_features(features, {"signed": False, "grid": bottleneck.shape[1:], "stride": 8},
+    finish_features(features, {"signed": False, "grid": bottleneck.shape[1:], "stride": 8,
+                               "first_pixel": 0},
                     directions=directions, mean_activations=np.zeros(bottleneck.shape),
                     observations=np.zeros((9, 2)))
     return path

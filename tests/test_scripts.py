@@ -30,7 +30,8 @@ LINKS = {
        for part in ("precompute", "plotting")},
     "loss_over_time_exp.py": "loss_over_time_experiment.py",
     "record_informinit_gen_samples.py": "record_gen_samples.py",
-    "saliency_exps.py": "saliency_experiments.py"}
+    "saliency_exps.py": "saliency_experiments.py",
+    "sml_analysis_precompute.py": "analysis/combined_agent_env_hx_analysis_precompute.py"}
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for folder in (ROOT, *(ROOT / room for room in ("analysis", "maze", "attribution",
