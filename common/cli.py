@@ -38,7 +38,8 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Formatter that appends the default of a flag to its help text, unless the text has it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.nargs == 0 or action.default in (None, "", []) or "(default:" in str(action.help):
+        is_empty = action.default in (None, "", [], ())
+        if action.nargs == 0 or is_empty or "(default:" in str(action.help):
             return action.help
         return super()._get_help_string(action)
 

@@ -39,7 +39,7 @@ from common.cli import (
     set_up_logging,
 )
 from common.devices import PRECISIONS, Compute, resolve_compute
-from common.errors import UserError, nearest, script_main
+from common.errors import Stopped, UserError, nearest, script_main
 from common.parameters import BASE_SET, INTERPRETING_CONFIG_FILE, ParameterSet
 from common.shards import WHOLE, Shard, shard
 
@@ -274,7 +274,11 @@ def command(options: type[T], function: Callable[[T], Any]) -> Callable[..., int
         parsed = parse(options, argv)
         if isinstance(parsed, LogOptions):
             set_up_logging(parsed.log_level)
-        status = function(parsed)
+        try:
+            status = function(parsed)
+        except Stopped as stop:
+            print(stop, end="\n" * bool(str(stop)))
+            return stop.status
         return status if isinstance(status, int) else 0
     main.options = options  # type: ignore[attr-defined]
     return main

@@ -124,7 +124,7 @@ class SimulatorOptions(TrainSimulatorOptions):
         Args:
             compute: device and precision, if not those of the options.
         """
-        from generative.runs import open_simulator  # imports TensorBoard, which is slow
+        from generative.runs import open_simulator  # imports TensorBoard
 
         return open_simulator(self.model_file, self.agent_file,
                               self.parameters.get(SimulatorConfig), compute or self.compute)
@@ -149,18 +149,12 @@ class SamplesOptions(GeneratedDataOptions):
     """Options that select a folder of simulated samples."""
 
     samples_dir: Path | None = option(
-        None, f"folder of samples to read; if not given, <generated_data_dir>/{SAMPLE_STARTS[0]}, "
-              "or <generated_data_dir> if it holds samples")
+        None, f"folder of samples to read; <generated_data_dir>/{SAMPLE_STARTS[0]} if not given")
 
     @property
     def samples(self) -> SampleFolder:
         """Folder of samples."""
-        if self.samples_dir is not None:
-            return SampleFolder(self.samples_dir)
-        informed = self.generated_data / SAMPLE_STARTS[0]
-        if not informed.is_dir() and (direct := SampleFolder(self.generated_data)).keys("sample"):
-            return direct
-        return SampleFolder(informed)
+        return SampleFolder(self.samples_dir or self.generated_data / SAMPLE_STARTS[0])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

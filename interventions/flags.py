@@ -190,7 +190,9 @@ class PatchOptions(Options):
         Raises:
             UserError: if a patch does not parse, or the patch file is missing or damaged.
         """
-        return patch_arms(self)
+        arms = [tuple(map(parse_patch, self.patch))] if self.patch else []
+        arms += read_patch_file(self.patch_file) if self.patch_file else []
+        return {arm_name(arm): arm for arm in arms}
 
     @property
     def arm(self) -> tuple[Patch, ...]:
@@ -199,7 +201,11 @@ class PatchOptions(Options):
         Raises:
             UserError: if there are several lists, or a patch does not parse.
         """
-        return patch_arm(self)
+        if len(self.arms) > 1:
+            raise UserError(f"--patch and --patch_file define {len(self.arms)} arms, but this "
+                            "script plays only one; use a file without sweeps, and only one of "
+                            "the two flags")
+        return next(iter(self.arms.values()), ())
 
 
 # Functions of scripts whose flags are not yet options.
@@ -286,30 +292,14 @@ def add_patch_flags(parser: Parser) -> None:
     add_own_options(parser, PatchOptions)
 
 
-def patch_arms(args: Any) -> dict[str, tuple[Patch, ...]]:
-    """Return the lists of patches (arms) that the flags of ``add_patch_flags`` define, by name.
-
-    All ``--patch`` flags together are one arm. A patch file can define several arms.
-
-    Raises:
-        UserError: if a patch does not parse, or the patch file is missing or damaged.
-    """
-    arms = [tuple(map(parse_patch, args.patch))] if args.patch else []
-    arms += read_patch_file(args.patch_file) if args.patch_file else []
-    return {arm_name(arm): arm for arm in arms}
+def patch_arms(args: argparse.Namespace) -> dict[str, tuple[Patch, ...]]:
+    """Return the lists of patches (arms) that the flags of ``add_patch_flags`` define, by name."""
+    return PatchOptions(patch=args.patch, patch_file=args.patch_file).arms
 
 
-def patch_arm(args: Any) -> tuple[Patch, ...]:
-    """Return the patches of a script that applies only one list of patches; empty without flags.
-
-    Raises:
-        UserError: if the flags define several lists, or a patch does not parse.
-    """
-    arms = patch_arms(args)
-    if len(arms) > 1:
-        raise UserError(f"--patch and --patch_file define {len(arms)} arms, but this script plays "
-                        "only one; use a file without sweeps, and only one of the two flags")
-    return next(iter(arms.values()), ())
+def patch_arm(args: argparse.Namespace) -> tuple[Patch, ...]:
+    """Return the patches of a script that applies only one list of patches; empty without flags."""
+    return PatchOptions(patch=args.patch, patch_file=args.patch_file).arm
 
 
 def patched_precision(precision: str, patches: Collection) -> str:

@@ -16,9 +16,10 @@ import saliency_experiments
 from agents.agent_file import AgentOrigin, save_agent
 from analysis import steering_vectors
 from attribution import edit_agent
-from common.cli import Parser
+from common.cli import Parser, set_up_logging
 from common.errors import UserError
 from common.files import save_json
+from common.options import parse
 from common.parameters import ParameterSet
 from interventions.vectors import save_vectors, vectors_of_pairs
 
@@ -79,7 +80,8 @@ def described(parser):
     result = {}
     for action in parser._actions:
         default = ("required" if action.required else "from parameters"
-                   if action.dest in parser._keys else f"default {action.default}")
+                   if action.dest in parser._keys else
+                   f"default {action.default}".replace(f"{ROOT}/", ""))
         result[" ".join(action.option_strings) or action.dest] = ", ".join(filter(None, [
             default, action.nargs is not None and f"values {action.nargs}",
             action.choices and f"of {' '.join(map(str, action.choices))}",
@@ -174,11 +176,12 @@ def test_scripts_use_the_parameter_set_recorded_with_their_data(recorded, more, 
             "seed": 0, **({"interpreting_params_name": parameter_set} if parameter_set else {})})
     if expected is None:
         with pytest.raises(UserError) as error:
-            saliency_experiments.parser().read(argv)
+            _ = parse(saliency_experiments.SaliencyOptions, argv).parameters
         assert reason.format(tmp_path) in str(error.value)
         return
-    args, _, parameters = saliency_experiments.parser().read(argv)
-    assert args.interpreting_params_name == expected
+    set_up_logging("info")
+    parameters = parse(saliency_experiments.SaliencyOptions, argv).parameters
+    assert parameters.name == expected
     assert parameters.flattened("analysis") == ParameterSet(expected).flattened("analysis")
     lines = capsys.readouterr().err.splitlines()
     if more:
