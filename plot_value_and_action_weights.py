@@ -1,9 +1,10 @@
-"""Plot the agent's readout weights in the space of its independent components: the effect of each
-component on the value and on the logits of the actions."""
+"""Plot the agent's readout weights, see ``WeightOptions``."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -16,13 +17,12 @@ from agents.networks import Policy
 from agents.provenance import agent_sha256
 from analysis.heatmaps import Heatmap, Names, plot_matrices, signed_scale
 from analysis.state_maps import save_figures
-from common.cli import Parser
-from common.errors import script_main
 from common.game_constants import ACTION_LABELS
+from common.options import command, option
 from common.palette import BLUE, VERMILION
 from common.results import Entry, File, ResultStore, Schema, Table
-from generative.flags import add_simulator_flags
-from interventions.flags import add_direction_flags, direction_episodes, directions_folder
+from generative.flags import TRAINING_FLAGS, TrainSimulatorOptions
+from interventions.flags import DirectionOptions
 from interventions.projector import Projector
 
 TABLE_NAME = "read_out_weights.csv"
@@ -32,42 +32,43 @@ FIGURES = Schema("figures of plot_value_and_action_weights.py", "plot_value_and_
 UNIT = "per standard deviation of the component"
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_simulator_flags(flags, "", model_file_required=False)
-    flags.hide("model_file", "check_contents", "batch_size", "num_sim_steps",
-               "num_initializing_steps", "seed", "device", "gpu_device", "precision")
-    add_direction_flags(flags)
-    flags.add_argument("--output_dir", type=Path, help="output folder; "
-                       "<save_dir>/value_and_action_weights if not given")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightOptions(TrainSimulatorOptions, DirectionOptions):
+    """Plot the agent's readout weights in the space of its independent components: the effect of
+    each component on the value and on the logits of the actions.
+    """
+
+    hidden: ClassVar = (*TRAINING_FLAGS, "model_file", "check_contents", "batch_size",
+                        "num_sim_steps", "num_initializing_steps", "seed", "device", "gpu_device",
+                        "precision")
+
+    output_dir: Path | None = option(
+        None, "output folder; <save_dir>/value_and_action_weights if not given")
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = parser().read(argv)
-    output = args.output_dir or parameters.folders.readout
+def plot_weights(options: WeightOptions) -> pd.DataFrame:
+    """Plot readout weights, and return the table of the weights."""
+    output = options.output_dir or options.parameters.folders.readout
     store = ResultStore(output, FIGURES)
     store.check_replaceable()
-    policy = load_agent(args.agent_file)
-    num_episodes = direction_episodes(args, parameters)
-    precomputed = directions_folder(args, parameters)
-    projector, matrices = Projector.load_for(policy.fc_value.in_features, precomputed, num_episodes,
-                                             args.agent_file)
+    policy = load_agent(options.agent_file)
+    num_episodes = options.direction_episodes
+    projector, matrices = options.load_projector(policy, options.agent_file)
     logits, value = readout(policy, projector)
     preferences = logits - logits.mean(axis=0)
-    title = (f"{args.agent_file.name}: {len(value)} independent components of the states in "
+    title = (f"{options.agent_file.name}: {len(value)} independent components of the states in "
              f"{num_episodes} episodes")
+    table = pd.DataFrame(
+        [*((name, kind, *weights) for kind, matrix in (("logit", logits),
+                                                       ("preference", preferences))
+           for name, weights in zip(ACTION_LABELS, matrix)), ("value", "value", *value)],
+        columns=["output", "kind", *(f"IC {i}" for i in range(len(value)))])
     with store.replace({
-            "agent_file": str(args.agent_file), "agent_sha256": agent_sha256(args.agent_file),
-            "precomp_dir": str(precomputed), "num_episodes": num_episodes,
+            "agent_file": str(options.agent_file),
+            "agent_sha256": agent_sha256(options.agent_file),
+            "precomp_dir": str(options.directions_folder), "num_episodes": num_episodes,
             "matrices_sha256": matrices}) as temporary:
-        rows = [(name, kind, *weights)
-                for kind, matrix in (("logit", logits), ("preference", preferences))
-                for name, weights in zip(ACTION_LABELS, matrix)]
-        pd.DataFrame([*rows, ("value", "value", *value)],
-                     columns=["output", "kind", *(f"IC {i}" for i in range(len(value)))]).to_csv(
-            temporary / TABLE_NAME, index=False, float_format="%.6g")
+        table.to_csv(temporary / TABLE_NAME, index=False, float_format="%.6g")
         save_figures(temporary, (
             ("action_weights.png", plot_actions(preferences, title)),
             ("action_weights_by_ic.png", plot_action_bars(preferences, title)),
@@ -75,6 +76,7 @@ def main(argv: list[str] | None = None) -> None:
     strongest = int(np.abs(value).argmax())
     print(f"wrote 3 figures and {TABLE_NAME} to {output}; IC {strongest} moves the value most, by "
           f"{value[strongest]:+.3g} {UNIT}")
+    return table
 
 
 @torch.no_grad()
@@ -153,6 +155,8 @@ def _draw_bars(axes: Axes, values: np.ndarray) -> None:
     axes.axhline(0, color="black", linewidth=0.8)
     axes.grid(axis="y", alpha=0.3)
 
+
+main = command(WeightOptions, plot_weights)
 
 if __name__ == "__main__":
     raise SystemExit(main())

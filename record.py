@@ -1,11 +1,13 @@
-"""Record rollouts of an agent on real Procgen levels."""
+"""Record rollouts of an agent, see ``RecordOptions``."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from agents.acting import ActionNoise, load_action_noise
 from agents.agent_file import load_agent
-from agents.config import add_env_flags, env_config, load_agent_config
+from agents.config import load_agent_config
 from agents.episodes import FRAMES_PER_BATCH, Episode, PlayOptions, play_episodes
 from agents.patch import BatchInfo
 from agents.provenance import agent_sha256
@@ -22,43 +24,34 @@ from agents.reference_set import played_reference
 from agents.rollout_files import (
     POSITION_COLUMNS,
     EpisodeArrays,
+    RolloutFolder,
     RolloutWriter,
     join_recording,
 )
 from agents.world_files import RenderedWorld
-from common.cli import Parser, add_compute_flags, add_published_flags, count, seed, share
-from common.devices import resolve_compute
-from common.errors import script_main
+from common.cli import count, seed, share
 from common.files import versions
+from common.options import ComputeOptions, ShardOptions, command, option
 from common.parameters import BASE_SET, PARAMETER_SET
 from common.progress import with_progress
-from common.shards import WHOLE, add_shard_flags
+from common.shards import WHOLE
 from common.video import enlarge, mark_action
+from envs.cheese_region import CheeseRegion
 from envs.level_state import LevelState
 from envs.objects import moving_objects
 from envs.procgen_env import EnvConfig
 from envs.wide_view import WorldView
-from interventions.config import DirectionsConfig, SwapConfig
 from interventions.flags import (
-    add_alter_from_flag,
-    add_patch_flags,
-    add_swap_flags,
-    direction_episodes,
-    directions_folder,
+    AlterFromOptions,
+    PatchOptions,
+    PlayedDirectionOptions,
+    SwapOptions,
     open_arm,
-    open_swap,
-    patch_arm,
     patched_precision,
 )
 from interventions.patch_text import arm_name
-from interventions.projector import Projector
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import (
-    add_cheese_region_flag,
-    cheese_region,
-    region_described,
-    words_of,
-)
+from maze.level.regions import RegionGameOptions, region_described, words_of
 
 VIDEO_SCALE = 3
 # Steps between two recorded worlds of an episode; odd, so that objects that alternate between two
@@ -67,45 +60,41 @@ WORLD_INTERVAL = 7
 MAX_UNWRITTEN = 64  # finished episodes kept in memory while writing is slower than playing
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("--agent_file", "--model_file", dest="agent_file", type=Path,
-                       required=True, help="agent file to record")
-    flags.add_argument("--logdir", type=Path, default=Path("."),
-                       help="folder of the recording, which is written to <logdir>/data/")
-    flags.add_argument("--num_episodes", type=count, default=10_000,
-                       help="number of episodes to record")
-    add_env_flags(flags)
-    add_cheese_region_flag(flags, of_agent=True)
-    flags.add_argument("--param_name", default="hard-rec-record",
-                       help="parameter set whose n_envs is the number of episodes played at a "
-                            "time")
-    flags.add_argument("--seed", type=seed, default=0, help="seed of the levels and actions")
-    flags.add_argument("--no_action_noise", action="store_true",
-                       help="do not apply the action noise of hyperparams/action_noise.yml")
-    flags.add_argument("--action_noise_share", type=share, default=1.0, metavar="SHARE",
-                       help="share of the episodes that are played with action noise")
-    add_swap_flags(flags, "--num_direction_episodes")
-    add_alter_from_flag(flags, default=0)
-    flags.add_argument("--interpreting_params_name", default=BASE_SET,
-                       help="parameter set in hyperparams/interpreting_configs.yml that other "
-                            "scripts use for this recording by default; record.py uses it only "
-                            "for swaps")
-    flags.add_argument("--positions", action="store_true",
-                       help="also record the player's position in squares: columns player_x and "
-                            "player_y")
-    flags.add_argument("--worlds", action="store_true",
-                       help="also record the player's position, and render the static objects "
-                            "around the view, and list the moving ones, in every "
-                            f"{WORLD_INTERVAL}th step; needed to train a simulator with worlds")
-    flags.add_argument("--no_videos", action="store_true", help="do not write sample_*.mp4 videos")
-    flags.add_argument("--overwrite", action="store_true",
-                       help="delete the previous contents of the data folder")
-    add_shard_flags(flags, "the episodes")
-    add_patch_flags(flags)
-    add_compute_flags(flags)
-    add_published_flags(flags, ("exp_name", "num_timesteps", "num_checkpoints", "num_threads"))
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordOptions(RegionGameOptions, SwapOptions, PlayedDirectionOptions, AlterFromOptions,
+                    PatchOptions, ShardOptions, ComputeOptions):
+    """Record rollouts of an agent on real Procgen levels."""
+
+    ignored: ClassVar = ("exp_name", "num_timesteps", "num_checkpoints", "num_threads")
+
+    agent_file: Path = option(help="agent file to record", names=("--agent_file", "--model_file"))
+    logdir: Path = option(Path("."), "folder of the recording, which is written to <logdir>/data/")
+    num_episodes: int = option(10_000, "number of episodes to record", type=count)
+    param_name: str = option("hard-rec-record", "parameter set whose n_envs is the number of "
+                                                "episodes played at a time")
+    seed: int = option(0, "seed of the levels and actions", type=seed)
+    no_action_noise: bool = option(
+        False, "do not apply the action noise of hyperparams/action_noise.yml")
+    action_noise_share: float = option(
+        1.0, "share of the episodes that are played with action noise", type=share,
+        metavar="SHARE")
+    interpreting_params_name: str = option(
+        BASE_SET, "parameter set in hyperparams/interpreting_configs.yml that other scripts use "
+                  "for this recording by default; record.py uses it only for swaps")
+    positions: bool = option(False, "also record the player's position in squares: columns "
+                                    "player_x and player_y")
+    worlds: bool = option(
+        False, "also record the player's position, and render the static objects around the view, "
+               f"and list the moving ones, in every {WORLD_INTERVAL}th step; needed to train a "
+               "simulator with worlds")
+    no_videos: bool = option(False, "do not write sample_*.mp4 videos")
+    overwrite: bool = option(False, "delete the previous contents of the data folder")
+
+    def action_noise(self, game: str) -> tuple[ActionNoise | None, float]:
+        """Return the action noise in a game, and the share of the episodes that have it."""
+        noise = load_action_noise(game)
+        has_noise = noise.enabled and not self.no_action_noise and self.action_noise_share > 0
+        return (noise, self.action_noise_share) if has_noise else (None, 0.0)
 
 
 def steps_table(episode: Episode) -> pd.DataFrame:
@@ -167,87 +156,97 @@ def mixed_noise(noise: ActionNoise, noise_share: float) -> Callable[[Tensor, Bat
     return apply
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = parser().read(argv, data_flags=())
-    if args.join:
-        data = join_recording(args.logdir / "data", args.num_episodes)
-        print(f"{args.num_episodes} episodes are in {data.path}")
-        return
+def record(options: RecordOptions) -> RolloutFolder:
+    """Record rollouts, and return their folder; the missing episodes, if it holds some already."""
+    folder = options.logdir / "data"
+    if options.join:
+        data = join_recording(folder, options.num_episodes)
+        print(f"{options.num_episodes} episodes are in {data.path}")
+        return data
     register_maze_words()
-    arm = patch_arm(args)
-    compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
-    config = env_config(args, args.agent_file)
-    edit = cheese_region(config, args.cheese_region, args.agent_file)
-    num_slots = load_agent_config(args.param_name).n_envs
-    if args.shard != WHOLE:  # a shard then ends with fewer half-empty batches
+    compute = options.compute_in(patched_precision(options.precision, options.arm))
+    config, edit = options.game(options.agent_file)
+    num_slots = load_agent_config(options.param_name).n_envs
+    if options.shard != WHOLE:  # a shard then ends with fewer half-empty batches
         num_slots = min(num_slots, FRAMES_PER_BATCH)
-    policy = load_agent(args.agent_file, compute.device)
-    game_noise = load_action_noise(config.env_name)
-    noise_share = 0.0 if args.no_action_noise or not game_noise.enabled else args.action_noise_share
-    noise = game_noise if noise_share else None
-    worlds = WorldRecorder(config) if args.worlds else None
-    positions = args.positions or args.worlds
-    swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
-                     lambda: Projector.load_for(
-                         policy.hidden_state_size, directions_folder(args, parameters),
-                         direction_episodes(args, parameters, "--num_direction_episodes"),
-                         args.agent_file),
-                     compute.device, args.random_directions, args.alter_from_step)
-    all_levels = config.draw_levels(args.num_episodes, args.seed)
-    patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
+    policy = load_agent(options.agent_file, compute.device)
+    noise, noise_share = options.action_noise(config.env_name)
+    worlds = WorldRecorder(config) if options.worlds else None
+    positions = options.positions or options.worlds
+    swap = options.open_swap(policy, options.agent_file, compute.device, options.alter_from_step)
+    all_levels = config.draw_levels(options.num_episodes, options.seed)
+    patches = open_arm(options.arm, options, policy, config, lambda size, seed: played_reference(
         policy, compute, config, all_levels, size, seed, edit), edit)
-    writer = RolloutWriter(args.logdir / "data", {
-        "agent_file": args.agent_file.name,
-        "agent_sha256": agent_sha256(args.agent_file),
-        "env": vars(config), **region_described(edit), "seed": args.seed,
-        "precision": compute.precision,
-        "log_probs_of": "the policy with action noise" if noise else "the policy",
-        "action_noise": vars(noise) if noise else None,
-        **({"action_noise_share": noise_share} if noise and noise_share < 1 else {}),
-        "swap": {**swap.description, "from_step": args.alter_from_step} if swap else None,
+    writer = RolloutWriter(folder, {
+        **described(options, config, edit, compute.precision),
+        "swap": {**swap.description, "from_step": options.alter_from_step} if swap else None,
         **patches.metadata, **({"positions": True} if positions else {}),
         **({"worlds": WORLD_INTERVAL} if worlds else {}),
-        PARAMETER_SET: args.interpreting_params_name, "versions": versions(),
-    }, args.overwrite, args.shard, args.num_episodes)
+        PARAMETER_SET: options.interpreting_params_name, "versions": versions(),
+    }, options.overwrite, options.shard, options.num_episodes)
 
-    own_levels = args.shard.of(list(enumerate(all_levels)))
+    own_levels = options.shard.of(list(enumerate(all_levels)))
     levels = [(number, level) for number, level in own_levels if not writer.has(number)]
-    num_finished = len(own_levels) - len(levels)
-    if num_finished:
-        print(f"{num_finished} of {len(own_levels)} episodes are already recorded")
-    started, frames, solved = time.monotonic(), 0, 0
-    episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
-                             PlayOptions(
-                                 alter_logits=mixed_noise(noise, noise_share) if noise else None,
-                                 edit=edit, keep_positions=positions), worlds)
-    pool = ThreadPoolExecutor(1)  # writes episodes while the agent plays
-    pending: list[Future] = []
-    try:
-        with patches.scope(policy, *([swap.patch] if swap else [])):
-            for episode in with_progress(episodes, len(levels), "episode"):
-                pending.append(pool.submit(write_episode, writer, episode, not args.no_videos,
-                                           worlds.take(episode.number) if worlds else {}))
-                while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
-                    pending.pop(0).result()
-                frames += len(episode.actions)
-                solved += episode.level_complete
-        for future in pending:
-            future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    if len(levels) < len(own_levels):
+        print(f"{len(own_levels) - len(levels)} of {len(own_levels)} episodes are already recorded")
+    started = time.monotonic()
+    with patches.scope(policy, *([swap.patch] if swap else [])):
+        episodes = play_episodes(
+            policy, compute, config, levels, options.seed, num_slots,
+            PlayOptions(alter_logits=mixed_noise(noise, noise_share) if noise else None, edit=edit,
+                        keep_positions=positions), worlds)
+        frames, solved = write_episodes(writer, with_progress(episodes, len(levels), "episode"),
+                                        not options.no_videos, worlds)
     writer.finish()
     rate = frames / (time.monotonic() - started)
     print(f"wrote {len(levels)} episodes, {frames} frames, to {writer.folder.path} at "
           f"{rate:.0f} steps/s")
     if levels:
-        with_patches = f", with {arm_name(arm)}" if arm else ""
-        print(f"{args.agent_file} on {words_of(config, edit)}, "
+        with_patches = f", with {arm_name(options.arm)}" if options.arm else ""
+        print(f"{options.agent_file} on {words_of(config, edit)}, "
               f"{'with' if noise else 'no'} action noise{with_patches}: "
               f"success rate {100 * solved / len(levels):.1f} %, mean length "
               f"{frames / len(levels):.1f} frames"
               + ("; evaluate.py measures the agent without noise" if noise else ""))
+    return writer.folder
 
+
+def described(options: RecordOptions, config: EnvConfig, edit: CheeseRegion | None,
+              precision: str) -> dict:
+    """Return the settings of a recording that describe agent, game and action noise."""
+    noise, noise_share = options.action_noise(config.env_name)
+    return {
+        "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
+        "env": vars(config), **region_described(edit), "seed": options.seed,
+        "precision": precision,
+        "log_probs_of": "the policy with action noise" if noise else "the policy",
+        "action_noise": vars(noise) if noise else None,
+        **({"action_noise_share": noise_share} if noise and noise_share < 1 else {})}
+
+
+def write_episodes(writer: RolloutWriter, episodes: Iterator[Episode], with_videos: bool,
+                   worlds: WorldRecorder | None) -> tuple[int, int]:
+    """Write episodes while the agent plays, and return the numbers of frames and of solved levels.
+    """
+    frames, solved = 0, 0
+    pool = ThreadPoolExecutor(1)
+    pending: list[Future] = []
+    try:
+        for episode in episodes:
+            pending.append(pool.submit(write_episode, writer, episode, with_videos,
+                                       worlds.take(episode.number) if worlds else {}))
+            while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
+                pending.pop(0).result()
+            frames += len(episode.actions)
+            solved += episode.level_complete
+        for future in pending:
+            future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return frames, solved
+
+
+main = command(RecordOptions, record)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,29 +1,22 @@
-"""Compute saliency in samples recorded by record_gen_samples.py: gradients, through the simulator,
-of the agent's value, of log-probabilities of actions and of projections of the hidden state, with
-respect to the frames and states of all steps."""
+"""Compute saliency in simulated samples, see ``SaliencyOptions``."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from agents.outputs import VALUE
 from agents.provenance import agent_digests, agent_sha256
-from common.cli import OneText, Parser
-from common.devices import resolve_compute
-from common.errors import UserError, script_main
+from common.cli import OneText, count
+from common.errors import Stopped, UserError
 from common.files import sha256, versions
-from common.shards import WHOLE, add_shard_flags
-from generative.config import SaliencyConfig, SimulatorConfig
-from generative.flags import (
-    add_samples_flags,
-    add_simulator_flags,
-    open_directions,
-    samples_of,
-)
-from generative.runs import open_simulator
+from common.options import ShardOptions, changed, command, option
+from common.shards import WHOLE
+from generative.config import SaliencyConfig
+from generative.flags import SamplesOptions, SimulatorOptions
 from generative.saliency.files import SaliencyFolder, SharedSaliency
 from generative.saliency.gradients import (
     DIRECTION,
@@ -42,137 +35,171 @@ from generative.saliency.run import (
     write_saliency,
 )
 from generative.sample_files import SampleFolder
-from interventions.flags import (
-    add_direction_flags,
-    add_direction_ids_flag,
-    add_direction_type_flag,
-)
+from interventions.flags import DirectionIdsOptions, DirectionOptions
 
 logger = logging.getLogger(__name__)
 
-SAMPLES_AT_A_TIME = 8
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaliencyOptions(SimulatorOptions, SamplesOptions, DirectionIdsOptions, DirectionOptions,
+                      ShardOptions):
+    """Compute saliency in samples recorded by record_gen_samples.py: gradients, through the
+    simulator, of the agent's value, of log-probabilities of actions and of projections of the
+    hidden state, with respect to the frames and states of all steps.
+    """
+
+    batch_size: int = option(8, "samples per batch", type=count)
+    # Gradients are differences of small numbers.
+    precision: str = changed(SimulatorOptions, "precision", default="float32")
+    saliency_func_type: tuple[str, ...] | None = option(
+        None, f"functions to differentiate: one or several of {', '.join(FUNCTIONS)} (all "
+              f"directions of --direction_ids); {DIRECTION}_3 or {DIRECTION}_3_pca for direction 3",
+        key="analysis.saliency.func_type", metavar="FUNCTION")
+    sample_ids: str | None = option(
+        None, "sample numbers, or a range; '0 to 100' excludes 100",
+        key="analysis.saliency.sample_ids", nargs="+", action=OneText, metavar="ID")
+    common_timesteps: tuple[int, ...] | None = option(
+        None, "simulated steps at which the functions are evaluated, from 0",
+        key="analysis.saliency.common_timesteps", metavar="STEP")
+    combine_samples_not_iterate: bool | None = option(
+        None, "simulate a single sample from the mean of the samples' bottleneck vectors, or of "
+              "their noise if they are random starts in worlds, in its own folder",
+        key="analysis.saliency.combine_samples_not_iterate")
+    without_env_grads: bool = option(
+        False, "stop gradients at the action that enters the environment; the file names indicate "
+               "this")
+    difference_demo_sample_ids: str | None = option(
+        None, "numbers of samples in which the saliency of the value with and without gradients "
+              f"through the environment is compared, if {VALUE} is among the functions; '0 to 0' "
+              "for none",
+        key="analysis.saliency.difference_demo_sample_ids", nargs="+", action=OneText,
+        metavar="ID")
+    difference_demo_dir: Path | None = option(
+        None, "folder of this comparison; demo_with_without_env_grads next to the samples if not "
+              "given")
+    no_videos: bool = option(False, "do not write videos")
+    overwrite: bool = option(False, "recompute requested results that already exist")
+
+    @functools.cached_property
+    def settings(self) -> SaliencyConfig:
+        """Parameters of saliency."""
+        return self.parameters.get(SaliencyConfig)
+
+    @functools.cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of the samples."""
+        return tuple(self.settings.ids("sample_ids"))
+
+    @functools.cached_property
+    def plan(self) -> SaliencyPlan:
+        """What to compute.
+
+        Raises:
+            UserError: if there is no function or no sample.
+        """
+        settings = self.settings
+        functions = saliency_functions(settings.func_type, settings.ids("direction_ids"),
+                                       settings.direction_type)
+        if not functions or not self.numbers:
+            needed = ("functions: see --direction_ids" if self.numbers
+                      else "samples: see --sample_ids")
+            raise UserError(f"there is nothing to do without {needed}")
+        return SaliencyPlan(functions, settings.common_timesteps, settings.batch_size,
+                            settings.perturbation_scale, settings.gaussian_kernel_size,
+                            settings.sigma, self.without_env_grads, self.seed)
+
+    @property
+    def demonstrated(self) -> list[int]:
+        """Numbers of the samples for the comparison with and without environment gradients."""
+        if SaliencyFunction(VALUE) not in self.plan.functions or self.without_env_grads:
+            return []
+        return [number for number in self.settings.ids("difference_demo_sample_ids")
+                if number in self.numbers]
+
+    @property
+    def demonstration(self) -> Path:
+        """Folder of this comparison; by default, one per agent."""
+        return (self.difference_demo_dir or
+                self.samples.path.parent / self.parameters.folders.saliency_demonstration.name)
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_simulator_flags(flags, "simulator file", model_file_required=True,
-                        at_a_time=SAMPLES_AT_A_TIME)
-    flags.set_defaults(precision="float32")  # gradients are differences of small numbers
-    add_samples_flags(flags)
-    flags.add_argument("--saliency_func_type", nargs="+", metavar="FUNCTION",
-                       key="analysis.saliency.func_type",
-                       help=f"functions to differentiate: one or several of {', '.join(FUNCTIONS)} "
-                            f"(all directions of --direction_ids); {DIRECTION}_3 or "
-                            f"{DIRECTION}_3_pca for direction 3")
-    flags.add_argument("--sample_ids", nargs="+", action=OneText, metavar="ID",
-                       key="analysis.saliency.sample_ids",
-                       help="sample numbers, or a range; '0 to 100' excludes 100")
-    add_direction_ids_flag(flags, "--direction_ids",
-                           f"numbers of the directions that {DIRECTION} stands for, or a range "
-                           "such as 0 to 16, which excludes 16")
-    add_direction_type_flag(flags)
-    flags.add_argument("--common_timesteps", type=int, nargs="+", metavar="STEP",
-                       key="analysis.saliency.common_timesteps",
-                       help="simulated steps at which the functions are evaluated, from 0")
-    flags.add_argument("--combine_samples_not_iterate", action="store_true",
-                       key="analysis.saliency.combine_samples_not_iterate",
-                       help="simulate a single sample from the mean of the samples' bottleneck "
-                            "vectors, or of their noise if they are random starts in worlds, in "
-                            "its own folder")
-    flags.add_argument("--without_env_grads", action="store_true",
-                       help="stop gradients at the action that enters the environment; the file "
-                            "names indicate this")
-    flags.add_argument("--difference_demo_sample_ids", nargs="+", action=OneText, metavar="ID",
-                       key="analysis.saliency.difference_demo_sample_ids",
-                       help="numbers of samples in which the saliency of the value with and "
-                            f"without gradients through the environment is compared, if {VALUE} "
-                            "is among the functions; '0 to 0' for none")
-    flags.add_argument("--difference_demo_dir", type=Path,
-                       help="folder of this comparison; demo_with_without_env_grads next to the "
-                            "samples if not given")
-    add_direction_flags(flags)
-    add_shard_flags(flags, "the samples")
-    flags.add_argument("--no_videos", action="store_true", help="do not write videos")
-    flags.add_argument("--overwrite", action="store_true",
-                       help="recompute requested results that already exist")
-    return flags
+def saliency(options: SaliencyOptions) -> SaliencyFolder:
+    """Compute saliency, and return the folder that holds it.
 
-
-@script_main
-def main(argv: list[str] | None = None) -> int:
-    args, _, parameters = parser().read(argv)
-    settings, common = parameters.get(SaliencyConfig), parameters.common
-    samples = samples_of(args, parameters)
-    numbers = settings.ids("sample_ids")
-    functions = saliency_functions(settings.func_type, settings.ids("direction_ids"),
-                                   settings.direction_type)
-    if not functions or not numbers:
-        needed = "functions: see --direction_ids" if numbers else "samples: see --sample_ids"
-        raise UserError(f"there is nothing to do without {needed}")
+    Raises:
+        Stopped: after a stop signal; the same call without ``overwrite`` resumes.
+    """
+    plan, samples, numbers = options.plan, options.samples, options.numbers
     samples.require(numbers)
-    if settings.combine_samples_not_iterate and (args.shard != WHOLE or args.join):
+    combined = options.settings.combine_samples_not_iterate
+    if combined and (options.shard != WHOLE or options.join):
         raise UserError("--combine_samples_not_iterate simulates a single sample, which --shard "
                         "cannot split; leave one of them out")
-    plan = SaliencyPlan(functions, settings.common_timesteps, settings.batch_size,
-                        settings.perturbation_scale, settings.gaussian_kernel_size,
-                        settings.sigma, args.without_env_grads, args.seed)
-    demonstrated = []
-    if SaliencyFunction(VALUE) in functions and not args.without_env_grads:
-        demonstrated = [number for number in settings.ids("difference_demo_sample_ids")
-                        if number in numbers]
-    demonstration = (args.difference_demo_dir or  # by default, one folder per agent
-                     samples.path.parent / parameters.folders.saliency_demonstration.name)
-    shared = shared_saliency(plan, samples.path, numbers, demonstration, demonstrated,
-                             args.batch_size)
-    measured = f"saliency of {len(functions)} function{'s' * (len(functions) > 1)}"
-    if args.join:
+    shared = shared_saliency(plan, samples.path, numbers, options.demonstration,
+                             options.demonstrated, options.batch_size)
+    if options.join:
         shared.join()
-        print(f"{measured} in {len(numbers)} samples is in {samples.path}")
-        measure_specificity(SaliencyFolder(samples.path), numbers, args.without_env_grads)
-        return 0
-    origin = {"agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
-              "model_file": args.model_file.name, "model_sha256": sha256(args.model_file)}
-    check_origin(samples, origin, args.agent_file)
-
-    compute = resolve_compute(common.device, common.gpu_device, args.precision)
-    simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
-                               compute)
-    projector, matrices = None, None
-    if any(function.direction is not None for function in functions):
-        projector, matrices = open_directions(args, parameters, simulator, compute)
-        checked_directions(functions, projector)
+        report(options, SaliencyFolder(samples.path), numbers)
+        return SaliencyFolder(samples.path)
+    origin = {
+        "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
+        "model_file": options.model_file.name, "model_sha256": sha256(options.model_file)}
+    check_origin(samples, origin, options.agent_file)
+    compute, simulator, projector, matrices = (options.compute, options.open_simulator(), None,
+                                               None)
+    if any(function.direction is not None for function in plan.functions):
+        projector, matrices = options.load_projector(simulator.agent.policy, options.agent_file)
+        projector = projector.on(compute.device)
+        checked_directions(plan.functions, projector)
     description = {**origin, "precision": compute.precision, "versions": versions()}
-    if settings.combine_samples_not_iterate:
+    demonstrated: Sequence[int] = options.demonstrated
+    if combined:
         samples = combine_samples(simulator, compute, samples, numbers, description,
-                                  args.overwrite)
-        numbers, demonstrated = (0,), []
+                                  options.overwrite)
+        numbers, demonstrated = (0,), ()
+    computation = SampleSaliency(simulator, compute, plan, samples, description, matrices,
+                                 projector.coordinates if projector else None)
+    if options.shard != WHOLE:
+        shared.begin(options.shard, options.overwrite)
+    folder = SaliencyFolder(samples.path)
+    write(options, computation, folder, numbers, demonstrated)
+    if options.shard != WHOLE and shared.notes.exist():
+        shared.notes.finish(options.shard)
+    if computation.diverging:
+        print(f"in {len(computation.diverging)} samples, such as sample "
+              f"{min(computation.diverging)}, the agent's own actions do not lead to the recorded "
+              "frames, which are shown below the saliency; were the samples recorded with other "
+              "actions or in another precision?")
+    return folder
 
-    saliency = SampleSaliency(simulator, compute, plan, samples, description, matrices,
-                          projector.coordinates if projector else None)
-    if args.shard != WHOLE:
-        shared.begin(args.shard, args.overwrite)
-    options = (args.batch_size, not args.no_videos, args.overwrite)
-    for write, folder, chosen in (
-            (write_saliency, samples.path, numbers),
-            (write_demonstration, demonstration, demonstrated)):
-        chosen = args.shard.of(chosen, args.batch_size)
-        status = write(saliency, SaliencyFolder(folder), chosen, *options)
+
+def write(options: SaliencyOptions, computation: SampleSaliency, folder: SaliencyFolder,
+          numbers: Sequence[int], demonstrated: Sequence[int]) -> None:
+    """Compute and write the saliency and the comparison in the samples of the shard.
+
+    Raises:
+        Stopped: after a stop signal.
+    """
+    demonstration = SaliencyFolder(options.demonstration)
+    for write_missing, to, chosen in ((write_saliency, folder, numbers),
+                                      (write_demonstration, demonstration, demonstrated)):
+        chosen = options.shard.of(chosen, options.batch_size)
+        status = write_missing(computation, to, chosen, options.batch_size, not options.no_videos,
+                               options.overwrite)
         if status:
-            print("stopped; run the same command without --overwrite to resume")
-            return status
-        if write is write_saliency:
-            print(f"{measured} in {len(chosen)} samples is in {folder}")
-            measure_specificity(SaliencyFolder(folder), chosen, args.without_env_grads)
+            raise Stopped(status, "stopped; run the same command without --overwrite to resume")
+        if to is folder:
+            report(options, folder, chosen)
         elif chosen:
             print(f"{VALUE} in {len(chosen)} samples with and without gradients through the "
-                  f"environment is in {folder}")
-    if args.shard != WHOLE and shared.notes.exist():
-        shared.notes.finish(args.shard)
-    if saliency.diverging:
-        print(f"in {len(saliency.diverging)} samples, such as sample {min(saliency.diverging)}, "
-              "the agent's own actions do not lead to the recorded frames, which are shown below "
-              "the saliency; were the samples recorded with other actions or in another precision?")
-    return 0
+                  f"environment is in {to.path}")
+
+
+def report(options: SaliencyOptions, folder: SaliencyFolder, numbers: Sequence[int]) -> None:
+    """Print which saliency a folder holds, and how specific it is."""
+    num_functions = len(options.plan.functions)
+    print(f"saliency of {num_functions} function{'s' * (num_functions > 1)} in {len(numbers)} "
+          f"samples is in {folder.path}")
+    measure_specificity(folder, numbers, options.without_env_grads)
 
 
 def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
@@ -215,6 +242,8 @@ def check_origin(samples: SampleFolder, origin: dict, agent_file: Path) -> None:
     if not description:
         logger.warning("%s does not name the simulator and the agent of its samples", samples.path)
 
+
+main = command(SaliencyOptions, saliency)
 
 if __name__ == "__main__":
     raise SystemExit(main())

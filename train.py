@@ -1,8 +1,7 @@
-"""Train a PPO agent on a Procgen game."""
+"""Train an agent, see ``TrainOptions``."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
 import random
@@ -10,98 +9,78 @@ import shlex
 from pathlib import Path
 
 from agents.agent_file import agent_files, load_agent
-from agents.config import add_env_flags, env_config, load_agent_config
+from agents.config import GameOptions, load_agent_config
 from agents.run_folder import TrainSettings
 from agents.training import RESUME_NAME, TrainingRun
-from common.cli import (
-    Parser,
-    add_compute_flags,
-    count,
-    folder_name,
-    seed,
-    set_up_logging,
-    threads,
-    time_steps,
-)
+from common.cli import count, folder_name, seed, threads, time_steps
 from common.config import load_settings
-from common.devices import keep_freed_memory, resolve_compute
+from common.devices import Compute, keep_freed_memory
 from common.distributed import Distributed, init_distributed
-from common.errors import UserError, script_main
+from common.errors import Stopped, UserError
 from common.files import sha256
-from maze.level.regions import add_cheese_region_flag, cheese_region
+from common.options import ComputeOptions, command, option
+from maze.level.regions import cheese_region, region_option
 
 # Flags that may differ when a run is resumed; all other flags are fixed by the run.
 RESUMABLE = {"num_timesteps", "num_checkpoints", "val_interval", "num_threads", "precision",
              "device", "gpu_device", "log_level", "resume"}
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("--exp_name", type=folder_name, default="test",
-                       help="name of the experiment's folder")
-    add_env_flags(flags, of_agent=False)
-    add_cheese_region_flag(flags, levels="training levels")
-    add_cheese_region_flag(flags, "val_cheese_region", "validation levels")
-    flags.add_argument("--param_name", default="easy-200",
-                       help="parameter set in hyperparams/procgen/config.yml")
-    flags.add_argument("--num_timesteps", type=time_steps, default=25_000_000,
-                       help="number of environment steps to train for")
-    flags.add_argument("--num_threads", type=threads, default=2,
-                       help="number of threads that step the environments")
-    flags.add_argument("--seed", type=seed, default=None,
-                       help="seed of weights, levels and actions (default: random)")
-    flags.add_argument("--num_checkpoints", type=count, default=1,
-                       help="number of agent files to keep, evenly spaced")
-    flags.add_argument("--agent_file", "--model_file", dest="model_file", default="",
-                       help="agent file to start from")
-    flags.add_argument("--keep_optimizer", action="store_true",
-                       help="also start from the optimiser state in --agent_file")
-    flags.add_argument("--teacher_file", default="",
-                       help="agent file of a teacher for the first part of the run (kickstarting; "
-                            "see kickstart_* in the parameter set)")
-    flags.add_argument("--val_interval", type=count, default=1,
-                       help="number of updates between validation rollouts on unseen levels")
-    flags.add_argument("--logdir", type=Path, default=Path("logs"),
-                       help="parent folder of runs, <logdir>/procgen/<env_name>/<exp_name>/")
-    flags.add_argument("--resume", type=Path, metavar="RUN_FOLDER",
-                       help="resume this run exactly where it was saved")
-    add_compute_flags(flags)
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainOptions(GameOptions, ComputeOptions):
+    """Train a PPO agent on a Procgen game."""
+
+    exp_name: str = option("test", "name of the experiment's folder", type=folder_name)
+    env_name: str = option("coinrun", "one of Procgen's 16 games")
+    distribution_mode: str = option("easy", "easy, hard, extreme, memory or exploration")
+    cheese_region: int = region_option("training levels")
+    val_cheese_region: int = region_option("validation levels")
+    param_name: str = option("easy-200", "parameter set in hyperparams/procgen/config.yml")
+    num_timesteps: int = option(25_000_000, "number of environment steps to train for",
+                                type=time_steps)
+    num_threads: int = option(2, "number of threads that step the environments", type=threads)
+    seed: int | None = option(None, "seed of weights, levels and actions (default: random)",
+                              type=seed)
+    num_checkpoints: int = option(1, "number of agent files to keep, evenly spaced", type=count)
+    agent_file: Path | None = option(None, "agent file to start from",
+                                     names=("--agent_file", "--model_file"))
+    keep_optimizer: bool = option(False, "also start from the optimiser state in --agent_file")
+    teacher_file: Path | None = option(
+        None, "agent file of a teacher for the first part of the run (kickstarting; see "
+              "kickstart_* in the parameter set)")
+    val_interval: int = option(
+        1, "number of updates between validation rollouts on unseen levels", type=count)
+    logdir: Path = option(
+        Path("logs"), "parent folder of runs, <logdir>/procgen/<env_name>/<exp_name>/")
+    resume: Path | None = option(None, "resume this run exactly where it was saved",
+                                 metavar="RUN_FOLDER")
 
 
-@script_main
-def main(argv: list[str] | None = None) -> int:
-    flags = parser()
-    args = flags.parse_args(argv)
-    set_up_logging(args.log_level)
-    with init_distributed() as world:
-        return train(args, flags.explicit(argv), world)
+def train(options: TrainOptions) -> Path:
+    """Train an agent, and return its file.
 
-
-def train(args: argparse.Namespace, explicit: set[str], world: Distributed) -> int:
-    """Train as the flags specify, and return the exit status.
-
-    Args:
-        args: parsed flags.
-        explicit: names of the flags given on the command line.
-        world: the group of training processes.
+    Raises:
+        Stopped: after a stop signal; the run can be resumed.
     """
-    compute = resolve_compute(args.device, args.gpu_device, args.precision, world.local_rank)
-    if args.resume:
-        folder = args.resume
-        settings = resumed_settings(args, explicit)
+    with init_distributed() as world:
+        run, status = train_in(world, options)
+    if status:
+        raise Stopped(status)
+    return agent_files(run.folder)[-1]
+
+
+def train_in(world: Distributed, options: TrainOptions) -> tuple[TrainingRun, int]:
+    """Train in a group of processes, and return the run and the exit status."""
+    compute = options.compute_in(options.precision, world.local_rank)
+    if options.resume:
+        folder, settings = options.resume, resumed_settings(options.resume, options)
         compute = dataclasses.replace(compute, bfloat16=settings.precision == "bfloat16")
     else:
-        run_seed = world.broadcast(random.randrange(10_000)) if args.seed is None else args.seed
-        settings = TrainSettings(
-            args.exp_name, args.param_name, env_config(args), load_agent_config(args.param_name),
-            run_seed, args.num_timesteps, args.num_checkpoints, args.val_interval, args.model_file,
-            compute.precision, args.num_threads, args.teacher_file, checksum(args.teacher_file),
-            args.keep_optimizer, args.cheese_region, args.val_cheese_region)
+        settings = new_settings(options, compute, world)
         now = world.broadcast(datetime.datetime.now().strftime("%d-%m-%Y_%H-%M-%S"))
-        experiment = args.logdir / "procgen" / args.env_name / args.exp_name
-        folder = experiment / f"seed_{run_seed}_{now}"
-    world.require_same({**vars(args), **dataclasses.asdict(settings)})
+        folder = (options.logdir / "procgen" / options.env_name / options.exp_name
+                  / f"seed_{settings.seed}_{now}")
+    world.require_same({**options.values, **dataclasses.asdict(settings)})
 
     keep_freed_memory()
     world.connect_gpus(compute.device)
@@ -119,42 +98,52 @@ def train(args: argparse.Namespace, explicit: set[str], world: Distributed) -> i
         if not run.finished:
             print(f"to resume:\n    {world.launcher} train.py --resume "
                   f"{shlex.quote(str(run.folder))}")
-    return status
+    return run, status
 
 
-def checksum(teacher_file: str) -> str:
+def new_settings(options: TrainOptions, compute: Compute, world: Distributed) -> TrainSettings:
+    """Return the settings of a new run, equal in all processes."""
+    drawn = world.broadcast(random.randrange(10_000)) if options.seed is None else options.seed
+    return TrainSettings(
+        options.exp_name, options.param_name, options.env_config(),
+        load_agent_config(options.param_name), drawn, options.num_timesteps,
+        options.num_checkpoints, options.val_interval, str(options.agent_file or ""),
+        compute.precision, options.num_threads, str(options.teacher_file or ""),
+        checksum(options.teacher_file), options.keep_optimizer, options.cheese_region,
+        options.val_cheese_region)
+
+
+def checksum(teacher_file: Path | None) -> str:
     """Return the checksum of a teacher's file, or "" without a teacher.
 
     Raises:
         UserError: if the file is missing or not an agent file.
     """
-    if not teacher_file:
+    if teacher_file is None:
         return ""
-    load_agent(Path(teacher_file))
-    return sha256(Path(teacher_file))
+    load_agent(teacher_file)
+    return sha256(teacher_file)
 
 
-def resumed_settings(args, explicit: set[str]) -> TrainSettings:
-    """Return the settings of the run to resume, updated by the flags in ``RESUMABLE``.
-
-    Args:
-        args: parsed flags.
-        explicit: names of the flags given on the command line.
+def resumed_settings(folder: Path, options: TrainOptions) -> TrainSettings:
+    """Return the settings of the run to resume, updated by the options in ``RESUMABLE``.
 
     Raises:
-        UserError: if there is no run, or a flag was given that is not in ``RESUMABLE``.
+        UserError: if there is no run, or an option was given that is not in ``RESUMABLE``.
     """
-    if not (args.resume / RESUME_NAME).is_file():
-        raise UserError(f"{args.resume} holds no run to resume: there is no {RESUME_NAME}")
-    for name in sorted(explicit - RESUMABLE):
+    if not (folder / RESUME_NAME).is_file():
+        raise UserError(f"{folder} holds no run to resume: there is no {RESUME_NAME}")
+    for name in sorted(options.given - RESUMABLE):
         raise UserError(f"--{name} cannot be changed when a run is resumed; leave it out")
-    settings = load_settings(args.resume, TrainSettings)
-    changes = {name: getattr(args, name) for name in explicit
+    settings = load_settings(folder, TrainSettings)
+    changes = {name: getattr(options, name) for name in options.given
                if name in {field.name for field in dataclasses.fields(settings)}}
     if changes.get("precision") == "auto":
         del changes["precision"]
     return dataclasses.replace(settings, **changes)
 
+
+main = command(TrainOptions, train)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,21 +1,20 @@
-"""Train a simulator of the environment, which contains the frozen agent, on recorded rollouts."""
+"""Train a simulator, see ``SimulatorTrainingOptions``."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import shlex
 from pathlib import Path
 
 from agents.provenance import agent_sha256
-from common.cli import Parser, from_zero
+from common.cli import from_zero
 from common.config import load_settings
-from common.devices import keep_freed_memory, resolve_compute
+from common.devices import Compute, keep_freed_memory
 from common.distributed import Distributed, init_distributed
-from common.errors import UserError, script_main
-from common.parameters import ParameterSet
+from common.errors import Stopped, UserError
+from common.options import command, option
 from generative.config import SimulatorConfig, TrainingConfig
-from generative.flags import TRAINING_FLAGS, add_simulator_flags
+from generative.flags import TrainSimulatorOptions
 from generative.losses import LossScales
 from generative.runs import (
     SimulatorRunSettings,
@@ -32,55 +31,49 @@ RESUMABLE = {"resume", "agent_file", "data_dir", "max_batches", "epochs", "lr", 
              "save_interval", "device", "gpu_device", "precision", "log_level"}
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_simulator_flags(flags, "simulator file to start from", model_file_required=False,
-                        shown=TRAINING_FLAGS)
-    flags.add_argument("--max_batches", type=from_zero, default=0,
-                       help="stop after this number of batches; 0: after the last epoch")
-    flags.add_argument("--resume", type=Path, metavar="RUN_FOLDER",
-                       help="resume this run exactly where it was saved")
-    return flags
-
-
-@script_main
-def main(argv: list[str] | None = None) -> int:
-    args, explicit, parameters = parser().read(argv)
-    with init_distributed() as world:
-        return train(args, explicit, parameters, world)
-
-
-def train(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,
-          world: Distributed) -> int:
-    """Train as the flags specify, and return the exit status.
-
-    Args:
-        args: parsed flags.
-        explicit: names of the flags given on the command line.
-        parameters: parameter set with the values of these flags.
-        world: the group of training processes.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimulatorTrainingOptions(TrainSimulatorOptions):
+    """Train a simulator of the environment, which contains the frozen agent, on recorded rollouts.
     """
-    common = parameters.common
-    compute = resolve_compute(common.device, common.gpu_device, args.precision, world.local_rank)
-    if args.resume:
-        folder = args.resume
-        settings = resumed_settings(args, explicit)
+
+    max_batches: int = option(0, "stop after this number of batches; 0: after the last epoch",
+                              type=from_zero)
+    resume: Path | None = option(None, "resume this run exactly where it was saved",
+                                 metavar="RUN_FOLDER")
+
+
+def train_simulator(options: SimulatorTrainingOptions) -> Path:
+    """Train a simulator, and return its file.
+
+    Raises:
+        Stopped: after a stop signal; the run can be resumed.
+    """
+    with init_distributed() as world:
+        run, status = train_in(world, options)
+    if status:
+        raise Stopped(status)
+    return run.newest_checkpoint
+
+
+def train_in(world: Distributed, options: SimulatorTrainingOptions
+             ) -> tuple[SimulatorTraining, int]:
+    """Train in a group of processes, and return the run and the exit status."""
+    compute = options.compute_in(options.precision, world.local_rank)
+    start_file = options.model_file
+    if options.resume:
+        folder, settings = options.resume, resumed_settings(options.resume, options)
         compute = dataclasses.replace(compute, bfloat16=settings.precision == "bfloat16")
+        start_file = checkpoints(folder)[-1]
     else:
-        if args.model_file:
-            check_agent_inside(run_of(args.model_file), args.agent_file)
-        folder = world.broadcast(new_run_folder(common.log_dir_base, args.gen_mod_exp_name))
-        settings = SimulatorRunSettings(
-            args.gen_mod_exp_name, str(args.agent_file), agent_sha256(args.agent_file),
-            str(args.model_file or ""), common.data_dir, args.seed, compute.precision,
-            args.max_batches, parameters.get(SimulatorConfig), parameters.get(TrainingConfig),
-            LossScales(*(getattr(args, f"loss_scale_{field.name}")
-                         for field in dataclasses.fields(LossScales))))
-    world.require_same({**vars(args), **dataclasses.asdict(settings)})
+        if options.model_file:
+            check_agent_inside(run_of(options.model_file), options.agent_file)
+        folder = world.broadcast(new_run_folder(options.parameters.common.log_dir_base,
+                                                options.gen_mod_exp_name))
+        settings = new_settings(options, compute)
+    world.require_same({**options.values, **dataclasses.asdict(settings)})
 
     keep_freed_memory()
     world.connect_gpus(compute.device)
-    start_file = checkpoints(folder)[-1] if args.resume else args.model_file
     run = SimulatorTraining(folder, settings, compute, world)
     if world.is_main:
         train = run.dataset.split(settings.training.held_out_fraction, settings.seed).train
@@ -94,34 +87,43 @@ def train(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet
         if not run.finished:
             print(f"to resume:\n    {world.launcher} train_gen_model.py --agent_file "
                   f"{shlex.quote(settings.agent_file)} --resume {shlex.quote(str(run.folder))}")
-    return status
+    return run, status
 
 
-def resumed_settings(args: argparse.Namespace, explicit: set[str]) -> SimulatorRunSettings:
-    """Return the settings of the run to resume, updated by the flags in ``RESUMABLE``.
+def new_settings(options: SimulatorTrainingOptions, compute: Compute) -> SimulatorRunSettings:
+    """Return the settings of a new run."""
+    parameters = options.parameters
+    return SimulatorRunSettings(
+        options.gen_mod_exp_name, str(options.agent_file), agent_sha256(options.agent_file),
+        str(options.model_file or ""), parameters.common.data_dir, options.seed, compute.precision,
+        options.max_batches, parameters.get(SimulatorConfig), parameters.get(TrainingConfig),
+        LossScales(*(getattr(options, f"loss_scale_{field.name}")
+                     for field in dataclasses.fields(LossScales))))
 
-    Args:
-        args: parsed flags.
-        explicit: names of the flags given on the command line.
+
+def resumed_settings(folder: Path, options: SimulatorTrainingOptions) -> SimulatorRunSettings:
+    """Return the settings of the run to resume, updated by the options in ``RESUMABLE``.
 
     Raises:
-        UserError: if there is no run, or a flag was given that is not in ``RESUMABLE``.
+        UserError: if there is no run, or an option was given that is not in ``RESUMABLE``.
     """
-    if not checkpoints(args.resume):
-        raise UserError(f"{args.resume} holds no run to resume: there is no checkpoint in it")
-    for name in sorted(explicit - RESUMABLE):
+    if not checkpoints(folder):
+        raise UserError(f"{folder} holds no run to resume: there is no checkpoint in it")
+    for name in sorted(options.given - RESUMABLE):
         raise UserError(f"--{name} cannot be changed when a run is resumed; leave it out")
-    settings = load_settings(args.resume, SimulatorRunSettings)
-    check_agent_inside(settings, args.agent_file)
-    changes = {name: getattr(args, name) for name in ("data_dir", "max_batches", "precision")
-               if name in explicit}
+    settings = load_settings(folder, SimulatorRunSettings)
+    check_agent_inside(settings, options.agent_file)
+    changes = {name: getattr(options, name) for name in ("data_dir", "max_batches", "precision")
+               if name in options.given}
     if changes.get("precision") == "auto":
         del changes["precision"]
-    training = {name: getattr(args, name) for name in ("epochs", "lr", "log_interval",
-                                                       "save_interval") if name in explicit}
-    return dataclasses.replace(settings, agent_file=str(args.agent_file), **changes,
+    training = {name: getattr(options, name) for name in ("epochs", "lr", "log_interval",
+                                                          "save_interval") if name in options.given}
+    return dataclasses.replace(settings, agent_file=str(options.agent_file), **changes,
                                training=dataclasses.replace(settings.training, **training))
 
+
+main = command(SimulatorTrainingOptions, train_simulator)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -10,12 +10,14 @@ import dataclasses
 import logging
 import math
 from pathlib import Path
+from typing import Any
 
 from agents.agent_file import read_origin
 from agents.networks import ARCHITECTURES
-from common.cli import whole
+from common.cli import OnOff, whole
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
+from common.options import Options, option
 from common.parameters import one_of, positive
 from envs.procgen_env import MAX_LEVEL, EnvConfig
 
@@ -121,6 +123,59 @@ def load_agent_config(param_name: str, path: Path = AGENT_CONFIG_FILE) -> AgentC
     return typed(AgentConfig, sets[param_name], f"{path.name}, '{param_name}'")
 
 
+def _as_trained(text: str, name: str) -> str:
+    """Return the help of a flag whose default is that of the agent's training."""
+    return f"{text} (default: as in the agent's training, or {_UNTRAINED[name]} if unknown)"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GameOptions(Options):
+    """Options for the game and its levels; see ``env_config`` for the defaults."""
+
+    env_name: str | None = option(None, _as_trained("one of Procgen's 16 games", "env_name"))
+    distribution_mode: str | None = option(None, _as_trained(
+        "easy, hard, extreme, memory or exploration", "distribution_mode"))
+    start_level: int = option(0, "seed of the first level", type=level_seed)
+    num_levels: int = option(0, "number of consecutive level seeds; 0 for all seeds",
+                             type=level_seed)
+    use_backgrounds: bool | None = option(
+        None, "draw the game's background images, or none, as for the published agents",
+        names=("--use_backgrounds", "--no_backgrounds"), action=OnOff, nargs=0)
+
+    def env_config(self, agent_file: Path | None = None) -> EnvConfig:
+        """Return the game and levels.
+
+        Log a warning that names the values that neither the options nor the agent file determine.
+
+        Args:
+            agent_file: agent whose training provides the defaults. Without it, or if the options
+                select another game, the defaults are coinrun, easy and no backgrounds.
+
+        Raises:
+            UserError: if there is no such game or mode, the range of levels is invalid, or the
+                agent file is missing or damaged.
+        """
+        flags = {name: value for name in _UNTRAINED
+                 if (value := getattr(self, name)) is not None}
+        trained = {}
+        if agent_file is not None:
+            trained = {name: value for name, value in vars(read_origin(agent_file)).items()
+                       if name in _UNTRAINED and value is not None}
+            why = f"{agent_file} does not say how the agent was trained"
+            game = trained.get("env_name")
+            if game and flags.get("env_name", game) != game:
+                trained, why = {}, f"{agent_file} was trained in {game}"
+            assumed = {name: value for name, value in _UNTRAINED.items()
+                       if name not in {**flags, **trained}}
+            if assumed:
+                logger.warning("%s, so this is assumed: %s; to choose, give %s", why, ", ".join(
+                    _ASSUMED[name].format(value) for name, value in assumed.items()), " and ".join(
+                        "--use_backgrounds or --no_backgrounds" if name == "use_backgrounds"
+                        else f"--{name}" for name in assumed))
+        return EnvConfig(**{**_UNTRAINED, **trained, **flags}, start_level=self.start_level,
+                         num_levels=self.num_levels)
+
+
 def add_env_flags(parser: argparse.ArgumentParser, of_agent: bool = True) -> None:
     """Add flags for the game and its levels.
 
@@ -150,35 +205,6 @@ def add_env_flags(parser: argparse.ArgumentParser, of_agent: bool = True) -> Non
                              help="draw no background images, as for the published agents")
 
 
-def env_config(args: argparse.Namespace, agent_file: Path | None = None) -> EnvConfig:
-    """Return the game and levels that the flags of :func:`add_env_flags` select.
-
-    Log a warning that names the values that neither the flags nor the agent file determine.
-
-    Args:
-        args: parsed flags.
-        agent_file: agent whose training provides the defaults. Without it, or if the flags select
-            another game, the defaults are coinrun, easy and no backgrounds.
-
-    Raises:
-        UserError: if there is no such game or mode, the range of levels is invalid, or the agent
-            file is missing or damaged.
-    """
-    flags = {name: getattr(args, name) for name in _UNTRAINED if getattr(args, name) is not None}
-    trained = {}
-    if agent_file is not None:
-        trained = {name: value for name, value in vars(read_origin(agent_file)).items()
-                   if name in _UNTRAINED and value is not None}
-        why = f"{agent_file} does not say how the agent was trained"
-        game = trained.get("env_name")
-        if game and flags.get("env_name", game) != game:
-            trained, why = {}, f"{agent_file} was trained in {game}"
-        assumed = {name: value for name, value in _UNTRAINED.items()
-                   if name not in {**flags, **trained}}
-        if assumed:
-            logger.warning("%s, so this is assumed: %s; to choose, give %s", why, ", ".join(
-                _ASSUMED[name].format(value) for name, value in assumed.items()), " and ".join(
-                    "--use_backgrounds or --no_backgrounds" if name == "use_backgrounds"
-                    else f"--{name}" for name in assumed))
-    return EnvConfig(**{**_UNTRAINED, **trained, **flags}, start_level=args.start_level,
-                     num_levels=args.num_levels)
+def env_config(args: Any, agent_file: Path | None = None) -> EnvConfig:
+    """Return the game and levels that the flags of :func:`add_env_flags` select."""
+    return GameOptions.env_config(args, agent_file)

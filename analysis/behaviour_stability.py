@@ -1,5 +1,4 @@
-"""Test whether behaviours are stable across samples. Each clustering method is applied to several
-random subsets of the samples, called draws, and the behaviours found in the draws are compared.
+"""Stability of behaviours across samples.
 
 Writes the number of behaviours in each draw and the agreement of every pair of draws (adjusted Rand
 index), for the samples and for a control without behaviours. Pass the method with the highest
@@ -11,20 +10,23 @@ agreement to combined_agent_env_hx_analysis_precompute.py as --clustering.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 from sklearn.metrics import adjusted_rand_score
 
-from analysis.behaviours import add_env_flags, most_common, read_features
+from analysis.behaviours import EnvCoordinatesOptions, most_common, read_features
 from analysis.clustering import NO_CLUSTER, embed, find_clusters
 from analysis.decomposition import principal_components, standardizer_of
-from analysis.parameters import CLUSTERINGS, BehavioursConfig
-from analysis.state_maps import CLUSTERED_SHARE, SampleAnalysis, SampleRun
-from common.cli import Parser, count, seed
-from common.errors import UserError, script_main
+from analysis.parameters import CLUSTERINGS, BehavioursConfig, PrecomputeOptions
+from analysis.state_maps import CLUSTERED_SHARE, SampleRun
+from common.cli import count, seed
+from common.errors import UserError
+from common.options import changed, command, option
 from common.results import ResultStore
 from common.schemas import Array, Entry, Npy, Schema, Table, Text
 from common.step_results import StepResult
@@ -206,56 +208,56 @@ def report(agreement: pd.DataFrame, draws: pd.DataFrame, num_samples: int, share
     return "\n".join(lines) + "\n"
 
 
-def parser() -> Parser:
-    flags = _analysis(0).parser(__doc__)
-    add_env_flags(flags)
-    flags.add_argument("--n_clusters", type=count, key=f"{BehavioursConfig.section}.n_clusters",
-                       help="number of clusters")
-    flags.add_argument("--num_draws", type=count, default=10, help="number of draws, at least 2")
-    flags.add_argument("--share", type=float, default=0.8,
-                       help="share of the samples in each draw, between 0.5 and 1")
-    flags.add_argument("--seed", type=seed, default=0,
-                       help="seed of all random choices except those of t-SNE")
-    flags.add_argument("--overwrite", action="store_true",
-                       help="replace the results for this number of samples")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BehaviourStabilityOptions(EnvCoordinatesOptions):
+    """Test whether behaviours are stable across samples. Each clustering method is applied to
+    several random subsets of the samples, called draws, and the behaviours found in the draws are
+    compared."""
+
+    section: ClassVar[str] = BehavioursConfig.section
+
+    n_clusters: int | None = changed(PrecomputeOptions, "n_clusters")
+    num_draws: int = option(10, "number of draws, at least 2", type=count)
+    share: float = option(0.8, "share of the samples in each draw, between 0.5 and 1")
+    seed: int = option(0, "seed of all random choices except those of t-SNE", type=seed)
+    overwrite: bool = option(False, "replace the results for this number of samples")
 
 
-def _analysis(num_draws: int) -> SampleAnalysis:
-    return SampleAnalysis(BehavioursConfig, stability_schema(num_draws), "behaviour_stability")
-
-
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = parser().read(argv)
-    if args.num_draws < 2 or not 0.5 < args.share < 1:
+def compare_draws(options: BehaviourStabilityOptions) -> pd.DataFrame:
+    """Write draws, tables and report, and return the table of agreements."""
+    if options.num_draws < 2 or not 0.5 < options.share < 1:
         raise UserError("--num_draws must be at least 2 and --share between 0.5 and 1, not "
-                        f"{args.num_draws} and {args.share}")
-    run = SampleRun(_analysis(args.num_draws), args, parameters)
+                        f"{options.num_draws} and {options.share}")
+    run = SampleRun(BehavioursConfig, stability_schema(options.num_draws), "behaviour_stability",
+                    options)
     results = run.results
-    results.check_new(args.overwrite)
+    results.check_new(options.overwrite)
     rows, settings = read_features(run)
     num_samples = len(run.numbers)
     features = rows.reshape(num_samples, -1, rows.shape[1])
-    tsne_seed = run.start(**settings, num_draws=args.num_draws, share=args.share).tsne_seed
-    draws = draws_of(num_samples, args.share, args.num_draws, args.seed)
-    states_of = {SAMPLES: features, CONTROL: without_behaviours(features, run.config, args.seed)}
+    tsne_seed = run.start(**settings, num_draws=options.num_draws, share=options.share).tsne_seed
+    draws = draws_of(num_samples, options.share, options.num_draws, options.seed)
+    states_of = {SAMPLES: features,
+                 CONTROL: without_behaviours(features, run.config, options.seed)}
     labels: dict[str, list[np.ndarray]] = {data: [] for data in DATA}
-    for data, number in itertools.product(DATA, range(args.num_draws)):
+    for data, number in itertools.product(DATA, range(options.num_draws)):
         def cluster(data: str = data, number: int = number) -> StepResult:
             return {f"{data}_{number}": behaviours_of(states_of[data], draws[number], run.config,
-                                                      args.seed, tsne_seed)}, {}
+                                                      options.seed, tsne_seed)}, {}
 
         labels[data] += results.step(f"{data}_{number}", cluster).values()
     agreement = pd.concat([agreements(data, labels[data]) for data in DATA])
     numbers = pd.concat([counts(data, labels[data]) for data in DATA])
-    text = report(agreement, numbers, num_samples, args.share)
+    text = report(agreement, numbers, num_samples, options.share)
     store = ResultStore(results.path, results.schema)
     for name, value in (("agreement", agreement), ("draws", numbers), ("report", text)):
         store.write(name, results.number, value=value)
     results.finish()  # last, so that a folder that contains settings is complete
     print(text)
+    return agreement
 
+
+main = command(BehaviourStabilityOptions, compare_draws)
 
 if __name__ == "__main__":
     raise SystemExit(main())

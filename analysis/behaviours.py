@@ -26,6 +26,7 @@ state, F features per step, P principal components, B behaviours, A actions.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,14 +48,15 @@ from analysis.figures import (
     draw_space,
     read_clusters,
 )
-from analysis.parameters import BehavioursConfig, EnvHiddenConfig
+from analysis.parameters import BehavioursConfig, EnvHiddenConfig, SampleAnalysisOptions
 from analysis.state_maps import SampleAnalysis, SampleRun, StateMap
 from analysis.state_plots import COLOUR_MAP, NO_CATEGORY_COLOUR, ClusterPlots, Plane
 from analysis.steps import ENDED, SimulatedSteps
-from common.cli import Parser, count
+from common.cli import count
 from common.errors import UserError
 from common.files import sha256
 from common.game_constants import ACTION_LABELS
+from common.options import option
 from common.palette import SKY_BLUE, VERMILION
 from common.schemas import Array, Entry, Npy, Schema
 from common.step_results import STEP_SETTINGS, StepResult, StepResults
@@ -78,9 +80,6 @@ BEHAVIOUR_FILES = Schema(
         "mean": Entry("mu_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "D"))),
         "std": Entry("std_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "D")))},
     settings_name="settings_{}.json", flag="--precomp_dir", setting_types=STEP_SETTINGS)
-
-
-BEHAVIOURS = SampleAnalysis(BehavioursConfig, BEHAVIOUR_FILES, "behaviours", "behaviour_plots")
 
 
 def behaviour_features(agent: np.ndarray, env: np.ndarray,
@@ -167,16 +166,17 @@ def analyse(features: np.ndarray, num_samples: int, state_map: StateMap) -> None
     state_map.results.step("per_sample", vote)
 
 
-def add_env_flags(parser: Parser) -> None:
-    """Add --env_precomp_dir and --num_env_samples, which select the file with the environment's
-    principal coordinates."""
-    parser.add_argument("--env_precomp_dir", type=Path,
-                        help="folder of the environment's principal coordinates, from "
-                             f"{ENV_STATE_FILES.script}; <save_dir>/env_analysis_precomp if not "
-                             "given")
-    parser.add_argument("--num_env_samples", type=count, key="analysis.env_h.num_samples",
-                        help="number of samples from which the environment's coordinates were "
-                             "computed; it is part of their file names")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvCoordinatesOptions(SampleAnalysisOptions):
+    """Options that select the samples, and the file with the environment's principal
+    coordinates."""
+
+    env_precomp_dir: Path | None = option(
+        None, f"folder of the environment's principal coordinates, from {ENV_STATE_FILES.script}; "
+              "<save_dir>/env_analysis_precomp if not given")
+    num_env_samples: int | None = option(
+        None, "number of samples from which the environment's coordinates were computed; it is "
+              "part of their file names", type=count, key="analysis.env_h.num_samples")
 
 
 def read_features(run: SampleRun) -> tuple[np.ndarray, dict[str, str]]:
@@ -191,11 +191,12 @@ def read_features(run: SampleRun) -> tuple[np.ndarray, dict[str, str]]:
         UserError: if samples or coordinates are missing, damaged or too few, or if the coordinates
             belong to other samples.
     """
+    parameters = run.options.parameters
     agent = run.samples.stacked_field("hidden_states", run.numbers)
     env_results = StepResults.open(
-        run.args.env_precomp_dir or run.parameters.folders.env_states, ENV_STATE_FILES,
-        run.parameters.get(EnvHiddenConfig).num_samples, "--num_env_samples",
-        run.parameters.is_given(EnvHiddenConfig, "num_samples"))
+        run.options.env_precomp_dir or parameters.folders.env_states, ENV_STATE_FILES,
+        parameters.get(EnvHiddenConfig).num_samples, "--num_env_samples",
+        parameters.is_given(EnvHiddenConfig, "num_samples"))
     env = read_env_coordinates(env_results, run.samples, run.numbers, agent.shape[1],
                                run.config.n_components_env)
     features = behaviour_features(agent, env, run.config.timestep_differences)
@@ -457,3 +458,7 @@ def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.nd
         below.suptitle(f"{len(rows)} of {whose}, with the action that led to the step; framed: "
                        "steps in the cluster", fontsize=10)
         yield f"behaviour_{behaviour:02d}.png", figure
+
+
+BEHAVIOURS = SampleAnalysis(BehavioursConfig, BEHAVIOUR_FILES, "behaviours", "behaviour_plots",
+                            compute, draw_figures)

@@ -61,7 +61,6 @@ from common.palette import BLUE, VERMILION
 from common.schemas import Array, Entry, Npy, Schema, Table
 from common.step_results import STEP_SETTINGS, StepResult, StepResults
 from generative.config import SAMPLE_STARTS
-from generative.flags import random_samples_of
 from generative.sample_files import SampleFolder
 
 COSINE_VECTORS = 1_400  # number of vectors whose pairs are stored: just under a million pairs
@@ -91,9 +90,6 @@ BOTTLENECK_FILES = Schema(
         "published_table": Entry("lv_inf_aux_data_{}.csv", Table(_OUTCOMES, gaps=(), exact=True,
                                                                  whole=True))},
     settings_name="settings_{}.json", flag="--precomp_dir", setting_types=STEP_SETTINGS)
-
-
-BOTTLENECK = SampleAnalysis(BottleneckConfig, BOTTLENECK_FILES, "bottleneck", "bottleneck_plots")
 
 
 def unit_vectors(vectors: np.ndarray) -> np.ndarray:
@@ -179,7 +175,7 @@ def compute(run: SampleRun) -> None:
         UserError: if samples are missing, damaged or too few, or if the vectors of the two kinds
             differ in dimension.
     """
-    numbers, random_samples = run.numbers, random_samples_of(run.args, run.parameters)
+    numbers, random_samples = run.numbers, run.options.random_samples
     random_numbers = choose_samples(random_samples, len(numbers))
     informed = run.samples.stacked_field("bottleneck_vec", numbers)
     random = random_samples.stacked_field("bottleneck_vec", random_numbers)
@@ -351,3 +347,7 @@ def plot_cosines(informed: np.ndarray, random: np.ndarray, dimensions: int,
     axes.set(xlabel="cosine between two vectors", ylabel="density (1 per unit of the cosine)")
     axes.legend()
     return figure
+
+
+BOTTLENECK = SampleAnalysis(BottleneckConfig, BOTTLENECK_FILES, "bottleneck", "bottleneck_plots",
+                            compute, draw_figures)

@@ -1,6 +1,4 @@
-"""Write causal stories, one page per behaviour. A page shows some samples of the behaviour, and
-lists influences of components of the hidden state on one another and on the agent's outputs. An
-influence is claimed only if the gradients agree with the correlations."""
+"""Causal stories: pages about the influences of components of the hidden state."""
 
 # Layout of the folder:
 #
@@ -13,6 +11,7 @@ influence is claimed only if the gradients agree with the correlations."""
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import os
 import re
@@ -31,9 +30,10 @@ from analysis.influences.comparison import COMPARISON_FILES, WITH, WITHOUT
 from analysis.influences.consistency import ALL_SAMPLES, MIN_EFFECT, Group, file_stem
 from analysis.influences.correlation import extreme_rows
 from analysis.influences.gradients import Inputs, members
-from analysis.parameters import add_analysis_flags
-from common.cli import Parser, count, seed
-from common.errors import UserError, script_main
+from analysis.parameters import AnalysisOptions
+from common.cli import count, seed
+from common.errors import UserError
+from common.options import command, option
 from common.palette import BLUE, DARK_GREY, DPI, VERMILION
 from common.progress import with_progress
 from common.results import ResultStore
@@ -42,12 +42,7 @@ from common.tables import markdown_escaped
 from common.video import mark_action
 from generative.config import SaliencyConfig
 from generative.sample_files import SampleArrays, SampleFolder
-from interventions.flags import (
-    add_direction_folder_flag,
-    add_direction_number_flag,
-    direction_episodes,
-    directions_folder,
-)
+from interventions.flags import DirectionOptions
 
 INDEX_NAME = "index.md"
 PAGE_FILES = Schema(
@@ -69,57 +64,55 @@ def named(text: str) -> tuple[int, str]:
     return int(match[1]), match[2]
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_analysis_flags(flags)
-    add_direction_folder_flag(flags)
-    add_direction_number_flag(flags)
-    flags.add_argument("--samples_dir", type=Path, help="folder of the samples; if not given, the "
-                       "folder that the comparison used")
-    flags.add_argument("--comparison_dir", type=Path, help="folder of the tables and matrices of "
-                       "dynamics_grads_consistency_plots.py; <save_dir>/dyn_grad_comparison_data "
-                       "if not given")
-    flags.add_argument("--comparison_plots_dir", type=Path, help="folder of the figures of that "
-                       "script, which pages link to; <save_dir>/dyn_grad_comparison_plots if not "
-                       "given")
-    flags.add_argument("--output_dir", type=Path,
-                       help="folder for the pages; <save_dir>/causal_stories if not given")
-    flags.add_argument("--num_films", type=count, default=5,
-                       help="number of samples shown per behaviour")
-    flags.add_argument("--behaviour_names", type=named, nargs="+", default=[],
-                       metavar="NUMBER=NAME", help="names of behaviours to show on the pages")
-    flags.add_argument("--seed", type=seed, default=0,
-                       help="seed of the choice of samples that are shown")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoriesOptions(DirectionOptions, AnalysisOptions):
+    """Write causal stories, one page per behaviour. A page shows some samples of the behaviour, and
+    lists influences of components of the hidden state on one another and on the agent's outputs. An
+    influence is claimed only if the gradients agree with the correlations."""
+
+    samples_dir: Path | None = option(None, "folder of the samples; if not given, the folder that "
+                                            "the comparison used")
+    comparison_dir: Path | None = option(
+        None, "folder of the tables and matrices of dynamics_grads_consistency_plots.py; "
+              "<save_dir>/dyn_grad_comparison_data if not given")
+    comparison_plots_dir: Path | None = option(
+        None, "folder of the figures of that script, which pages link to; "
+              "<save_dir>/dyn_grad_comparison_plots if not given")
+    output_dir: Path | None = option(None, "folder for the pages; <save_dir>/causal_stories if not "
+                                           "given")
+    num_films: int = option(5, "number of samples shown per behaviour", type=count)
+    behaviour_names: tuple[tuple[int, str], ...] = option(
+        (), "names of behaviours to show on the pages", type=named, metavar="NUMBER=NAME")
+    seed: int = option(0, "seed of the choice of samples that are shown", type=seed)
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = parser().read(argv)
-    names = dict(args.behaviour_names)
-    folders = parameters.folders
-    output = args.output_dir or folders.stories
+def write_stories(options: StoriesOptions) -> Path:
+    """Write all pages, and return the path of the index."""
+    names, folders = dict(options.behaviour_names), options.parameters.folders
+    output = options.output_dir or folders.stories
     store = ResultStore(output, PAGE_FILES)
     store.check_replaceable()
-    comparison = ResultStore(args.comparison_dir or folders.comparison, COMPARISON_FILES)
+    comparison = ResultStore(options.comparison_dir or folders.comparison, COMPARISON_FILES)
     settings = comparison.settings(*COMPARISON_FILES.setting_types)
     numbers = comparison.read("sample_ids").tolist()
-    samples = SampleFolder(args.samples_dir or Path(settings["samples_dir"]))
-    inputs = Inputs.read(samples, numbers, directions_folder(args, parameters),
-                         direction_episodes(args, parameters), None)
+    samples = SampleFolder(options.samples_dir or Path(settings["samples_dir"]))
+    inputs = Inputs.read(samples, numbers, options.directions_folder, options.direction_episodes,
+                         None)
     if inputs.matrices != settings["matrices_sha256"]:
         raise UserError(f"the comparison in {comparison.path} was made with other directions than "
                         "those in --precomp_dir")
-    share = parameters.get(SaliencyConfig).extrema_threshold
+    share = options.parameters.get(SaliencyConfig).extrema_threshold
     pages = BehaviourPages(comparison, samples.stacked(numbers), inputs.coordinates.ics,
-                       share, args.num_films, names,
-                       args.comparison_plots_dir or folders.comparison_plots, args.seed)
+                           share, options.num_films, names,
+                           options.comparison_plots_dir or folders.comparison_plots, options.seed)
     with store.replace({
-            "comparison": settings, "num_films": args.num_films, "extrema_threshold": share,
+            "comparison": settings, "num_films": options.num_films, "extrema_threshold": share,
             "behaviour_names": {str(key): name for key, name in names.items()},
-            "seed": args.seed}) as temporary:
+            "seed": options.seed}) as temporary:
         written = pages.write(temporary, output)
-    print(f"wrote {len(written)} pages to {output}; begin with {output / written[-1].name}")
+    index = output / written[-1].name
+    print(f"wrote {len(written)} pages to {output}; begin with {index}")
+    return index
 
 
 class BehaviourPages:
@@ -402,6 +395,8 @@ def _draw_row(panels: Sequence[Axes], frames: np.ndarray, label: str) -> None:
         axes.set(xticks=[], yticks=[])
     panels[0].set_ylabel(label, fontsize=7)
 
+
+main = command(StoriesOptions, write_stories)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,12 +1,24 @@
-"""Draw the results of combined_agent_env_hx_analysis_precompute.py: maps of all behaviours, and
-the frames, actions and values of each behaviour's samples."""
+"""Figures of the behaviours."""
 
 from __future__ import annotations
 
-from analysis.behaviours import BEHAVIOURS, draw_figures
-from analysis.state_maps import plotting_script
+import dataclasses
+from typing import ClassVar
 
-parser, main = plotting_script(__doc__, BEHAVIOURS, draw_figures)
+from analysis.behaviours import BEHAVIOURS
+from analysis.parameters import BehavioursConfig, PlottingOptions, SampleAnalysisOptions
+from common.options import command
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BehaviourPlotsOptions(PlottingOptions, SampleAnalysisOptions):
+    """Draw the results of combined_agent_env_hx_analysis_precompute.py: maps of all behaviours, and
+    the frames, actions and values of each behaviour's samples."""
+
+    section: ClassVar[str] = BehavioursConfig.section
+
+
+main = command(BehaviourPlotsOptions, BEHAVIOURS.plot)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -38,7 +38,6 @@ from analysis.parameters import EnvHiddenConfig
 from analysis.state_maps import SampleAnalysis, SampleRun
 from analysis.state_plots import Plane
 from analysis.steps import ENDED, SimulatedSteps, read_simulated_states
-from common.cli import Parser, count
 from common.schemas import Array, Entry, Npy, Schema
 from common.step_results import STEP_SETTINGS, StepResults
 from generative.sample_files import SampleFolder
@@ -56,9 +55,6 @@ ENV_STATE_FILES = Schema(
     settings_name="settings_{}.json", flag="--precomp_dir", setting_types=STEP_SETTINGS)
 
 
-ENV_STATES = SampleAnalysis(EnvHiddenConfig, ENV_STATE_FILES, "env_states", "env_state_plots")
-
-
 def compute(run: SampleRun) -> None:
     """Standardise the states of all steps and find their principal components. Cluster the
     principal coordinates that explain 95 % of the variance, and compute their t-SNE map.
@@ -73,12 +69,6 @@ def compute(run: SampleRun) -> None:
     coordinates, _, leading = state_map.principal(states, scale)
     state_map.clusters(leading, coordinates)
     state_map.tsne(leading)
-
-
-def add_path_flag(parser: Parser) -> None:
-    """Add --num_epi_paths, the number of samples whose trajectories are drawn."""
-    parser.add_argument("--num_epi_paths", type=count, key="analysis.env_h.num_epi_paths",
-                        help="number of samples whose trajectories are drawn")
 
 
 def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
@@ -124,3 +114,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
                                          steps.action),
         lambda cluster: central_frames(samples, labels == cluster, principal, means[cluster],
                                        steps.sample, steps.step))
+
+
+ENV_STATES = SampleAnalysis(EnvHiddenConfig, ENV_STATE_FILES, "env_states", "env_state_plots",
+                            compute, draw_figures)

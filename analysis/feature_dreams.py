@@ -1,5 +1,4 @@
-"""For each of the strongest sparse features, optimise a start through the simulator that activates
-the feature, and test in the real game whether the feature is active near that start.
+"""Dreams of sparse features, see ``FeatureDreamsOptions``.
 
 The features come from analysis/sparse_features.py. The objective is the pre-TopK activation of the
 feature, a linear function of the hidden state. The episode simulated from the optimised start is
@@ -11,6 +10,7 @@ the best of the recorded starts from which no search began. The same command res
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,50 +21,48 @@ import torch
 from agents.provenance import check_agent
 from analysis.memory.dictionaries import Dictionary
 from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES, signed_label
-from common.cli import Parser, count
+from common.cli import count
 from common.devices import Compute
-from common.errors import script_main
 from common.files import sha256
+from common.options import changed, command, option
 from common.results import ResultStore
 from common.schemas import Table
 from common.tables import markdown_table
 from generative.dream_life import play_from
 from generative.simulator import Simulator
 from generative.start_optimisation.objectives import (
-    MAXIMISE,
     Target,
     linear_target,
     rollout,
 )
-from generative.start_optimisation.run import FinishedSearch, add_search_flags, run_search
+from generative.start_optimisation.run import FinishedSearch, SearchOptions, run_search
 from generative.start_optimisation.search import SearchContext
 from stats.report import bold
 from stats.significance import share
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_search_flags(flags)
-    flags.set_defaults(penalty=[1.0], aims=[MAXIMISE])
-    flags.add_argument("--features_dir", type=Path, default=Path("analysis/memory/sparse_features"),
-                       help="output folder of analysis/sparse_features.py")
-    flags.add_argument("--num_features", type=count, default=20,
-                       help="number of features, the strongest first")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/memory/feature_dreams"),
-                       help="folder to write to")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureDreamsOptions(SearchOptions):
+    """For each of the strongest sparse features, optimise a start through the simulator that
+    activates the feature, and test in the real game whether the feature is active near that start.
+    """
+
+    penalty: tuple[float, ...] = changed(SearchOptions, "penalty", default=(1.0,))
+    features_dir: Path = option(Path("analysis/memory/sparse_features"),
+                                "output folder of analysis/sparse_features.py")
+    num_features: int = option(20, "number of features, the strongest first", type=count)
+    output_dir: Path = option(Path("analysis/memory/feature_dreams"), "folder to write to")
 
 
-@script_main
-def main(argv: list[str] | None = None) -> int:
-    args, explicit, parameters = parser().read(argv, data_flags=("data_dir",))
-    features = ResultStore(args.features_dir, SPARSE_FEATURES)
-    check_agent(features.settings().get("agent_sha256"), args.agent_file,
-                f"the features in {args.features_dir} were found",
+def optimise_dreams(options: FeatureDreamsOptions) -> pd.DataFrame:
+    """Optimise a start per feature, and return the table of ``dreams_table``."""
+    features = ResultStore(options.features_dir, SPARSE_FEATURES)
+    check_agent(features.settings().get("agent_sha256"), options.agent_file,
+                f"the features in {options.features_dir} were found",
                 "run analysis/sparse_features.py with this one")
     sae = Dictionary.of_arrays(features.read("sae"))
     table = features.read("features")
-    table = table[table["rank"].notna()].sort_values("rank").head(args.num_features)
+    table = table[table["rank"].notna()].sort_values("rank").head(options.num_features)
 
     def choose(simulator: Simulator, compute: Compute) -> tuple[list[Target], dict]:
         on_device = sae.on(compute.device)
@@ -72,18 +70,16 @@ def main(argv: list[str] | None = None) -> int:
         targets = [linear_target(f"feature_{feature}", on_device.encoder[feature],
                                  on_device.bias[feature], on_device.centre)
                    for feature in table["feature"]]
-        return targets, {"features_dir": str(args.features_dir),
+        return targets, {"features_dir": str(options.features_dir),
                          "sae_sha256": sha256(features.file_of("sae"))}
 
-    search = run_search(args, explicit, parameters, args.output_dir, FEATURE_DREAMS, choose)
-    if isinstance(search, int):
-        return search
+    search = run_search(options, options.output_dir, FEATURE_DREAMS, choose)
     dreams = dreams_table(search, sae.on(search.context.compute.device), table)
     search.store.write("dreams", value=dreams)
     text = dreams_report(dreams, search.context.plan.step)
     search.store.write("dreams_report", value=text)
     print(text)
-    return 0
+    return dreams
 
 
 def dreams_table(search: FinishedSearch, sae: Dictionary, features: pd.DataFrame) -> pd.DataFrame:
@@ -213,6 +209,8 @@ def dreams_report(dreams: pd.DataFrame, step: int) -> str:
         [title for title, _ in rows],
         [[text(row) for _, text in rows] for row in dreams.itertuples()])])
 
+
+main = command(FeatureDreamsOptions, optimise_dreams)
 
 if __name__ == "__main__":
     raise SystemExit(main())

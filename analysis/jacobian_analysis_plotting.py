@@ -1,11 +1,23 @@
-"""Draw the results of jacobian_analysis_precompute.py: gradients of independent components."""
+"""Figures of the Jacobians of samples."""
 
 from __future__ import annotations
 
-from analysis.jacobians import JACOBIANS, draw_figures
-from analysis.state_maps import plotting_script
+import dataclasses
+from typing import ClassVar
 
-parser, main = plotting_script(__doc__, JACOBIANS, draw_figures)
+from analysis.jacobians import JACOBIANS
+from analysis.parameters import JacobianConfig, PlottingOptions, SampleAnalysisOptions
+from common.options import command
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JacobianPlotsOptions(PlottingOptions, SampleAnalysisOptions):
+    """Draw the results of jacobian_analysis_precompute.py: gradients of independent components."""
+
+    section: ClassVar[str] = JacobianConfig.section
+
+
+main = command(JacobianPlotsOptions, JACOBIANS.plot)
 
 if __name__ == "__main__":
     raise SystemExit(main())

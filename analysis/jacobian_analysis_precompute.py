@@ -1,12 +1,25 @@
-"""Analyse how the agent's independent components depend on earlier states of agent and environment:
-principal components, clusters and t-SNE of the gradients from saliency_experiments.py."""
+"""Analysis of the Jacobians of samples."""
 
 from __future__ import annotations
 
-from analysis.jacobians import JACOBIANS, add_gradient_flags, compute
-from analysis.state_maps import precompute_script
+import dataclasses
+from typing import ClassVar
 
-parser, main = precompute_script(__doc__, JACOBIANS, compute, add_gradient_flags)
+from analysis.jacobians import JACOBIANS, GradientOptions
+from analysis.parameters import JacobianConfig, PrecomputeOptions
+from common.options import command
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JacobiansOptions(GradientOptions, PrecomputeOptions):
+    """Analyse how the agent's independent components depend on earlier states of agent and
+    environment: principal components, clusters and t-SNE of the gradients from
+    saliency_experiments.py."""
+
+    section: ClassVar[str] = JacobianConfig.section
+
+
+main = command(JacobiansOptions, JACOBIANS.precompute)
 
 if __name__ == "__main__":
     raise SystemExit(main())

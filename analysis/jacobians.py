@@ -24,6 +24,7 @@ features, P principal components.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,13 +45,13 @@ from analysis.figures import (
     draw_space,
     read_clusters,
 )
-from analysis.parameters import JacobianConfig
+from analysis.parameters import JacobianConfig, SampleAnalysisOptions
 from analysis.state_maps import SampleAnalysis, SampleRun
 from analysis.state_plots import COLOUR_MAP, Category, Plane, Quantity
 from analysis.steps import ENDED, SimulatedSteps
-from common.cli import Parser
 from common.errors import UserError
 from common.game_constants import ACTION_LABELS
+from common.options import changed, option
 from common.progress import with_progress
 from common.schemas import Array, Entry, Npy, Schema
 from common.step_results import STEP_SETTINGS, StepResults
@@ -58,7 +59,7 @@ from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import DIRECTION, WITHOUT_ENV_GRADS, saliency_functions
 from generative.sample_files import SampleFolder
 from interventions.config import DirectionsConfig
-from interventions.flags import add_direction_ids_flag, add_direction_type_flag
+from interventions.flags import DirectionIdsOptions
 
 JACOBIAN_FILES = Schema(
     "results for {} samples", "analysis/jacobian_analysis_precompute.py", items={
@@ -76,7 +77,18 @@ JACOBIAN_FILES = Schema(
         "saliency_made_by": {"common_timesteps": tuple[int, ...]}})
 
 
-JACOBIANS = SampleAnalysis(JacobianConfig, JACOBIAN_FILES, "jacobians", "jacobian_plots")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GradientOptions(DirectionIdsOptions, SampleAnalysisOptions):
+    """Options that select the gradients to analyse."""
+
+    grad_timestep: int | None = option(
+        None, "step, counted from 0, of the states with respect to which gradients are taken",
+        key=".grad_timestep")
+    direction_ids: str | None = changed(
+        DirectionIdsOptions, "direction_ids",
+        help="numbers of the components, or a range: 0 to 16 ends before 16")
+    without_env_grads: bool = option(False, "use the gradients without paths through the action "
+                                            "that enters the environment")
 
 
 def root_mean_square(gradients: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:
@@ -145,20 +157,6 @@ def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Se
     return agent, env
 
 
-def add_gradient_flags(parser: Parser) -> None:
-    """Add --grad_timestep, --direction_ids, --direction_type and --without_env_grads, which select
-    the gradients to analyse."""
-    parser.add_argument("--grad_timestep", type=int, key="analysis.jacobian.grad_timestep",
-                        help="step, counted from 0, of the states with respect to which gradients "
-                             "are taken")
-    add_direction_ids_flag(parser, "--direction_ids",
-                           "numbers of the components, or a range: 0 to 16 ends before 16")
-    add_direction_type_flag(parser)
-    parser.add_argument("--without_env_grads", action="store_true",
-                        help="use the gradients without paths through the action that enters the "
-                             "environment")
-
-
 def compute(run: SampleRun) -> None:
     """Find the principal components of the samples' Jacobians. Cluster the principal coordinates
     that explain 95 % of the variance, and compute their t-SNE map.
@@ -170,8 +168,8 @@ def compute(run: SampleRun) -> None:
         UserError: if no components are chosen, or if samples or gradients are missing, damaged or
             too few.
     """
-    directions = run.parameters.get(DirectionsConfig)
-    functions = [function.name + (WITHOUT_ENV_GRADS if run.args.without_env_grads else "")
+    directions = run.options.parameters.get(DirectionsConfig)
+    functions = [function.name + (WITHOUT_ENV_GRADS if run.options.without_env_grads else "")
                  for function in saliency_functions([DIRECTION], directions.ids(),
                                                     directions.direction_type)]
     if not functions:
@@ -296,3 +294,7 @@ def _plot_sizes(sizes: np.ndarray, labels: np.ndarray, num_clusters: int, names:
     figure.colorbar(image, ax=panels, label="root mean square of the gradients")
     figure.suptitle(title, fontsize=10)
     return figure
+
+
+JACOBIANS = SampleAnalysis(JacobianConfig, JACOBIAN_FILES, "jacobians", "jacobian_plots",
+                           compute, draw_figures)

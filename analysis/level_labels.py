@@ -1,6 +1,4 @@
-"""Label every step of a recording with the state of the level (objects in view, velocity, contact
-with the ground), and every episode with the cause of its failure. The recording is replayed in the
-real game; a frame that differs from the recorded one is an error.
+"""Labels of the steps of a recording, computed by replaying it in the real game.
 
 A killed run resumes after the last finished episode. Each shard labels a disjoint subset of the
 episodes.
@@ -8,6 +6,8 @@ episodes.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,49 +16,51 @@ import pandas as pd
 from agents.replay import recorded_game
 from agents.rollout_files import RolloutFolder
 from analysis.memory.labels import LEVEL_LABELS, describe_labels, label_episodes
-from common.cli import Parser
-from common.errors import script_main
 from common.files import versions
+from common.options import ShardOptions, command, option
 from common.progress import Progress
 from common.results import ResultStore
-from common.shards import WHOLE, add_shard_flags
+from common.shards import WHOLE
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("--data_dir", type=Path, required=True,
-                       help="data folder of the recording, from record.py --no_action_noise")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/memory/level_labels"),
-                       help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true",
-                       help="delete the previous contents of the folder")
-    add_shard_flags(flags, "the episodes")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LevelLabelsOptions(ShardOptions):
+    """Label every step of a recording with the state of the level (objects in view, velocity,
+    contact with the ground), and every episode with the cause of its failure. The recording is
+    replayed in the real game; a frame that differs from the recorded one is an error."""
+
+    data_dir: Path = option(help="data folder of the recording, from record.py --no_action_noise")
+    output_dir: Path = option(Path("analysis/memory/level_labels"), "folder to write to")
+    overwrite: bool = option(False, "delete the previous contents of the folder")
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    folder = RolloutFolder(args.data_dir)
+def label_recording(options: LevelLabelsOptions) -> ResultStore:
+    """Write the labels of all episodes, or of those of the shard, and return their folder."""
+    folder = RolloutFolder(options.data_dir)
     config = recorded_game(folder)
     index = folder.index()
     episodes = index["episode"].unique().tolist()
-    store = ResultStore(args.output_dir, LEVEL_LABELS)
+    store = ResultStore(options.output_dir, LEVEL_LABELS)
     store.open({"recording_sha256": folder.sha256(), "env": vars(config),
                 "agent_sha256": folder.description().get("agent_sha256"),
                 "num_episodes": len(episodes), "versions": versions()},
-               args.overwrite, args.shard, join=args.join)
+               options.overwrite, options.shard, join=options.join)
     if not store.is_open:
-        return
-    missing = [episode for episode in args.shard.of(episodes)
+        return store
+    missing = [episode for episode in options.shard.of(episodes)
                if not store.has("labels", episode)]
     with Progress(len(missing), "episode") as progress:
         for episode, labels in label_episodes(folder, missing):
             store.write("labels", episode, value=labels)
             progress.update(progress.done + 1)
     store.finish()
-    if args.shard != WHOLE:
-        return
+    if options.shard == WHOLE:
+        write_tables(store, folder, episodes)
+    return store
+
+
+def write_tables(store: ResultStore, folder: RolloutFolder, episodes: Sequence[int]) -> None:
+    """Write and print the causes of failures and the distribution of each label."""
     items = [store.read("labels", episode) for episode in episodes]
     steps = folder.all_steps(episodes).drop_duplicates("episode")
     table = pd.DataFrame({
@@ -73,6 +75,8 @@ def main(argv: list[str] | None = None) -> None:
     print(table["cause"].value_counts().to_string())
     print(f"wrote labels for {table['length'].sum()} steps to {store.path}")
 
+
+main = command(LevelLabelsOptions, label_recording)
 
 if __name__ == "__main__":
     raise SystemExit(main())

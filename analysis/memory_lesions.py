@@ -1,5 +1,4 @@
-"""Measure the effects of lesions of an agent's hidden state: reset, swap or delay it at one step or
-at every step, or freeze it from a step on.
+"""Effects of lesions of an agent's hidden state.
 
 On recorded frames, the divergence of the policy and the change of the value are measured at each
 step after the lesion. Their courses over the steps are compared with those after random changes of
@@ -13,7 +12,6 @@ at random by the same amount. A killed run resumes after the last finished condi
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -32,6 +30,7 @@ from agents.provenance import agent_sha256
 from agents.replay import recorded_game
 from agents.rollout_files import RolloutFolder
 from agents.similarity import kl_divergence
+from analysis.memory.labels import RecordingOptions
 from analysis.memory.lesion_results import (
     LESIONS,
     POLICY,
@@ -58,10 +57,11 @@ from analysis.memory.lesions import (
     read_states,
     run_windows,
 )
-from common.cli import Parser, add_compute_flags, count, environments, seed, set_up_logging, whole
-from common.devices import Compute, resolve_compute
-from common.errors import UserError, script_main
+from common.cli import count, environments, seed, whole
+from common.devices import Compute
+from common.errors import UserError
 from common.files import versions
+from common.options import ComputeOptions, command, option
 from common.palette import DPI
 from common.progress import with_progress
 from common.results import ResultStore
@@ -81,63 +81,52 @@ NAMES = ("reset_once", "swap_once", "delay_once", "freeze", "reset_always", "swa
 REFERENCE_SHARE = 0.25  # share of the levels that serve as reference, see ``read_windows``
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="file of the recorded agent")
-    flags.add_argument("--data_dir", type=Path, required=True,
-                       help="data folder of the recording, from record.py --no_action_noise")
-    flags.add_argument("--lesions", nargs="+", choices=NAMES, default=NAMES, metavar="LESION",
-                       help=f"lesions to measure; choices: {', '.join(NAMES)}")
-    flags.add_argument("--num_episodes", type=count, default=400,
-                       help="maximum number of recorded episodes to read")
-    flags.add_argument("--windows_per_episode", type=count, default=2,
-                       help="maximum number of windows per recorded episode")
-    flags.add_argument("--num_steps", type=whole(2, 256), default=32,
-                       help="number of steps after a lesion, in recorded episodes")
-    flags.add_argument("--num_levels", type=count, default=100,
-                       help="number of levels that are played under each lesion")
-    flags.add_argument("--num_controls", type=whole(2, 1000), default=19,
-                       help="number of random changes of the same size per lesion; claims need at "
-                            "least 19")
-    flags.add_argument("--delay", type=whole(1, 64), default=4,
-                       help="delay of the state in steps")
-    flags.add_argument("--num_envs", type=environments, default=64,
-                       help="number of episodes played in parallel")
-    flags.add_argument("--seed", type=seed, default=0,
-                       help="seed of levels, actions, steps of lesions, controls and intervals")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/memory/lesions"),
-                       help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true",
-                       help="delete the previous contents of the folder")
-    add_compute_flags(flags)
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LesionOptions(RecordingOptions, ComputeOptions):
+    """Measure the effects of lesions of an agent's hidden state: reset, swap or delay it at one
+    step or at every step, or freeze it from a step on."""
+
+    lesions: tuple[str, ...] = option(
+        NAMES, f"lesions to measure; choices: {', '.join(NAMES)}", choices=NAMES, metavar="LESION")
+    num_episodes: int = option(400, "maximum number of recorded episodes to read", type=count)
+    windows_per_episode: int = option(2, "maximum number of windows per recorded episode",
+                                      type=count)
+    num_steps: int = option(32, "number of steps after a lesion, in recorded episodes",
+                            type=whole(2, 256))
+    num_levels: int = option(100, "number of levels that are played under each lesion", type=count)
+    num_controls: int = option(19, "number of random changes of the same size per lesion; claims "
+                                   "need at least 19", type=whole(2, 1000))
+    delay: int = option(4, "delay of the state in steps", type=whole(1, 64))
+    num_envs: int = option(64, "number of episodes played in parallel", type=environments)
+    seed: int = option(0, "seed of levels, actions, steps of lesions, controls and intervals",
+                       type=seed)
+    output_dir: Path = option(Path("analysis/memory/lesions"), "folder to write to")
+    overwrite: bool = option(False, "delete the previous contents of the folder")
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
-    check_starts(args.num_levels, "--num_levels")
-    policy = compute.place(load_agent(args.agent_file, compute.device))
-    folder = RolloutFolder(args.data_dir)
-    folder.check_agent(args.agent_file)
+def measure_lesions(options: LesionOptions) -> pd.DataFrame:
+    """Measure all lesions, write all files, and return the table of effects in the real game."""
+    compute = options.compute
+    check_starts(options.num_levels, "--num_levels")
+    policy = compute.place(load_agent(options.agent_file, compute.device))
+    folder = RolloutFolder(options.data_dir)
+    folder.check_agent(options.agent_file)
     game = recorded_game(folder)
-    conditions = make_conditions(args.lesions, args.delay, args.num_controls)
-    store = ResultStore(args.output_dir, LESIONS)
+    conditions = make_conditions(options.lesions, options.delay, options.num_controls)
+    store = ResultStore(options.output_dir, LESIONS)
     store.open({
-        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
-        "data_dir": str(args.data_dir), "data_sha256": folder.sha256(), "env": vars(game),
-        **{name: getattr(args, name) for name in (
+        "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
+        "data_dir": str(options.data_dir), "data_sha256": folder.sha256(), "env": vars(game),
+        **{name: getattr(options, name) for name in (
             "num_episodes", "windows_per_episode", "num_steps", "num_levels", "num_controls",
-            "delay", "seed")}, "lesions": list(args.lesions),
-        "precision": compute.precision, "versions": versions()}, args.overwrite)
+            "delay", "seed")}, "lesions": list(options.lesions),
+        "precision": compute.precision, "versions": versions()}, options.overwrite)
     store.compute("open_loop", function=lambda: measure_open_loop(
-        policy, compute, folder, conditions, args))
-    levels = list(enumerate(game.draw_levels(args.num_levels, args.seed)))
-    play = ClosedLoop(policy, compute, game, levels, args.seed, args.num_envs, store)
+        policy, compute, folder, conditions, options))
+    levels = list(enumerate(game.draw_levels(options.num_levels, options.seed)))
+    play = ClosedLoop(policy, compute, game, levels, options.seed, options.num_envs, store)
     measure_conditions(store, "episodes", [BASELINE, *conditions], play)
-    write_results(store, conditions, game, args)
+    return write_results(store, conditions, game, options)
 
 
 def make_conditions(chosen: Sequence[str], delay: int, num_controls: int
@@ -177,7 +166,7 @@ def lesion_of(condition: Condition[Lesion]) -> Lesion:
 
 
 def measure_open_loop(policy: Policy, compute: Compute, folder: RolloutFolder,
-                      conditions: Sequence[Condition[Lesion]], args: argparse.Namespace
+                      conditions: Sequence[Condition[Lesion]], options: LesionOptions
                       ) -> dict[str, np.ndarray]:
     """Measure the divergence of the policy and the change of the value on recorded frames under
     each condition, and the attribution of actions to earlier frames.
@@ -187,7 +176,6 @@ def measure_open_loop(policy: Policy, compute: Compute, folder: RolloutFolder,
         compute: device and precision.
         folder: the recording.
         conditions: conditions from ``make_conditions``; a control must come after its lesion.
-        args: the parsed flags.
 
     Returns:
         Arrays of the entry ``open_loop`` for A conditions, N windows and K steps:
@@ -201,7 +189,7 @@ def measure_open_loop(policy: Policy, compute: Compute, folder: RolloutFolder,
     Raises:
         UserError: if too few recorded levels are long enough.
     """
-    windows, donors, mean, std = read_windows(policy, compute, folder, args)
+    windows, donors, mean, std = read_windows(policy, compute, folder, options)
     check_starts(len(np.unique(windows.levels)), "--num_episodes")
     intact, values, entering = run_windows(policy, windows)
     copies = Donors(list(entering), windows.levels, windows.first)
@@ -222,12 +210,12 @@ def measure_open_loop(policy: Policy, compute: Compute, folder: RolloutFolder,
 
 
 def read_windows(policy: Policy, compute: Compute, folder: RolloutFolder,
-                 args: argparse.Namespace
+                 options: LesionOptions
                  ) -> tuple[Windows, Donors, Tensor, Tensor]:
     """Read windows of a recording.
 
     Args:
-        policy, compute, folder, args: see ``measure_open_loop``.
+        policy, compute, folder: see ``measure_open_loop``.
 
     Returns:
         Windows; donor states, from all episodes outside the reference levels; and the mean
@@ -236,14 +224,14 @@ def read_windows(policy: Policy, compute: Compute, folder: RolloutFolder,
     Raises:
         UserError: if no episode outside the reference levels is long enough.
     """
-    episodes = folder.index()["episode"].unique()[:args.num_episodes].tolist()
+    episodes = folder.index()["episode"].unique()[:options.num_episodes].tolist()
     steps = {episode: folder.steps(episode) for episode in episodes}
     levels = np.array([steps[episode]["level_seed"].iloc[0] for episode in episodes])
-    names = np.random.default_rng(args.seed).permutation(np.unique(levels))
+    names = np.random.default_rng(options.seed).permutation(np.unique(levels))
     in_reference = np.isin(levels, names[:max(round(REFERENCE_SHARE * len(names)), 1)])
-    num_before = args.delay
+    num_before = options.delay
     begins = choose_windows([len(steps[episode]) - 1 for episode in episodes], num_before,
-                            args.num_steps, args.windows_per_episode, args.seed)
+                            options.num_steps, options.windows_per_episode, options.seed)
     reference, states, parts = [], [], []
     for episode, level, begin, is_reference in zip(
             with_progress(episodes, len(episodes), "episode"), levels, begins, in_reference):
@@ -253,18 +241,19 @@ def read_windows(policy: Policy, compute: Compute, folder: RolloutFolder,
             continue
         states.append(entering)
         actions = steps[episode]["action"].to_numpy()
-        parts += [((level, first, actions[first + args.num_steps - 1]),
-                   (embeddings[first - num_before:first + args.num_steps],
+        parts += [((level, first, actions[first + options.num_steps - 1]),
+                   (embeddings[first - num_before:first + options.num_steps],
                     entering[first - num_before])) for first in begin]
     if not parts:
-        raise UserError(f"no held-out episode of {folder.path} has {num_before + args.num_steps} "
-                        "steps; record longer episodes, or use fewer --num_steps")
+        raise UserError(f"no held-out episode of {folder.path} has "
+                        f"{num_before + options.num_steps} steps; record longer episodes, or use "
+                        "fewer --num_steps")
     numbers, tensors = ([part[i] for part in parts] for i in range(2))
     level, begin, action = np.array(numbers).T
     embedded, entering = (torch.stack(column) for column in zip(*tensors))
     windows = Windows(level, begin, action, embedded, entering, num_before)
     mean, std = (torch.cat(tensors) for tensors in zip(*reference))
-    return (windows, Donors(states, levels[~in_reference], seed=args.seed), mean.mean(dim=0),
+    return (windows, Donors(states, levels[~in_reference], seed=options.seed), mean.mean(dim=0),
             std.std(dim=0))
 
 
@@ -366,14 +355,14 @@ def values_of(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> np.ndarray:
 
 
 def write_results(store: ResultStore, conditions: Sequence[Condition[Lesion]], game: EnvConfig,
-                  args: argparse.Namespace) -> None:
-    """Compute and write all tables, the report and the figures, and print the claims.
+                  options: LesionOptions) -> pd.DataFrame:
+    """Compute and write all tables, the report and the figures, print the claims, and return the
+    table of effects in the real game.
 
     Args:
         store: open store with all items.
         conditions: conditions from ``make_conditions``.
         game: the game.
-        args: the parsed flags.
     """
     measured = store.read("open_loop")
     kl, levels = measured["kl"].astype(float), measured["levels"]
@@ -381,23 +370,24 @@ def write_results(store: ResultStore, conditions: Sequence[Condition[Lesion]], g
     at_steps = [Outcome(f"kl_{step}", f"KL at step {step} (nats)") for step in tested]
     after = kl[:, :, np.array(tested) - 1]
     open_loop = compare_conditions(
-        conditions, at_steps, np.zeros_like(after[0]), after, args.seed, levels,
+        conditions, at_steps, np.zeros_like(after[0]), after, options.seed, levels,
         {condition.name: moved for condition, moved in zip(conditions, measured["moved"])},
         verdicts=False)
     effects_of_lesions = {POLICY: kl, VALUE: measured["value"].astype(float)}
-    curves = curves_of(conditions, effects_of_lesions, measured["attribution"], levels, args.seed)
+    curves = curves_of(conditions, effects_of_lesions, measured["attribution"], levels,
+                       options.seed)
     reach = reach_of([condition.name for condition in conditions], effects_of_lesions,
-                     measured["attribution"].astype(float), levels, args.seed)
+                     measured["attribution"].astype(float), levels, options.seed)
 
     outcomes = outcomes_of(game)
     tables = {condition.name: store.read("episodes", condition.name)
               for condition in (BASELINE, *conditions)}
     before, *values = (values_of(table, outcomes) for table in tables.values())
     moved = {arm: mean_change(table) for arm, table in tables.items()}
-    effects = compare_conditions(conditions, outcomes, before, np.stack(values), args.seed,
+    effects = compare_conditions(conditions, outcomes, before, np.stack(values), options.seed,
                                  moved=moved)
     name, num_recorded = f"{game.env_name} ({game.distribution_mode})", len(np.unique(levels))
-    description = f"{args.agent_file.name} on {len(before)} levels of {name}"
+    description = f"{options.agent_file.name} on {len(before)} levels of {name}"
     for entry, value in (("effects", effects), ("open_loop_effects", open_loop),
                          ("curves", curves), ("reach", reach)):
         store.write(entry, value=value)
@@ -407,12 +397,15 @@ def write_results(store: ResultStore, conditions: Sequence[Condition[Lesion]], g
     with store.file("figure") as path:
         plot_effects(path, effects, outcomes, f"{WORDING.title}\n{description}", WORDING.controls)
     with store.file("kl_figure") as path:
-        plot_curves(curves, f"{args.agent_file.name} on {num_recorded} levels of {name}").savefig(
-            path, dpi=DPI)
+        title = f"{options.agent_file.name} on {num_recorded} levels of {name}"
+        plot_curves(curves, title).savefig(path, dpi=DPI)
     for row in effects[effects["claimed"] & ~effects["control"]].itertuples():
         print(f"{row.label}: {row.outcome} {row.unaltered:.3g} to {row.altered:.3g}")
     print(f"{claims_summary(effects)}; wrote {store.file_of('report')} and the tables next to it")
+    return effects
 
+
+main = command(LesionOptions, measure_lesions)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -2,8 +2,8 @@
 ``hyperparams/interpreting_configs.yml``.
 
 Comments in the YAML file describe the meaning and unit of each field of the classes below, in the
-section that the class attribute ``section`` names. This module also declares the flags that several
-scripts share.
+section that the class attribute ``section`` names. This module also declares the options that
+several scripts share.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from common.cli import (
     seed,
 )
 from common.errors import UserError
+from common.options import LogOptions, SaveDirOptions, option
 from common.parameters import one_of, positive, tail_fraction
 from generative.config import SAMPLE_STARTS
-from generative.flags import add_data_flag, add_samples_flags
-from interventions.flags import add_direction_folder_flag, add_direction_number_flag
+from generative.flags import DataOptions, SamplesOptions
+from interventions.flags import DirectionFolderOptions, DirectionOptions
 
 CLUSTERINGS = ("agglomerative", "hdbscan", "kmeans")
 
@@ -216,96 +217,78 @@ class TsneConfig:
     tsne_seed: int
 
 
-def add_hidden_analysis_flags(parser: Parser) -> None:
-    """Add the flags shared by the two scripts that analyse the agent's hidden states."""
-    add_analysis_flags(parser)
-    add_direction_folder_flag(parser)
-    add_data_flag(parser)
-    parser.add_argument("--num_episodes", type=count, key="analysis.agent_h.num_episodes",
-                        help="number of recorded episodes")
-    parser.add_argument("--num_generated_samples", type=count,
-                        key="analysis.agent_h.num_generated_samples",
-                        help="number of simulated samples")
-    parser.add_argument("--no_generated_samples", action="store_true",
-                        help="use only the recorded states")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnalysisOptions(SaveDirOptions, LogOptions):
+    """Options of all analyses."""
 
 
-def add_sample_analysis_flags(parser: Parser, section: str, precomputed: str) -> None:
-    """Add the flags shared by the scripts of an analysis of simulated samples.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HiddenAnalysisOptions(DataOptions, DirectionFolderOptions, AnalysisOptions):
+    """Options of the two scripts that analyse the agent's hidden states."""
 
-    Args:
-        parser: parser to add the flags to.
-        section: section of the parameter set, such as "analysis.env_h".
-        precomputed: name of the default folder of the precomputed arrays.
-    """
-    add_analysis_flags(parser)
-    parser.add_argument("--precomp_dir", type=Path, help="folder of the precomputed arrays; "
-                        f"<save_dir>/{precomputed} if not given")
-    add_chosen_samples_flags(parser, section)
+    section: ClassVar[str] = AgentHiddenConfig.section
 
-
-def add_chosen_samples_flags(parser: Parser, section: str) -> None:
-    """Add the flags that select the folder and the number of simulated samples.
-
-    Args:
-        parser: parser to add the flags to.
-        section: section of the parameter set that holds ``num_samples``.
-    """
-    add_samples_flags(parser)
-    parser.add_argument("--num_samples", type=count, key=f"{section}.num_samples",
-                        help="number of simulated samples")
+    num_episodes: int | None = option(None, "number of recorded episodes", type=count,
+                                      key=".num_episodes")
+    num_generated_samples: int | None = option(None, "number of simulated samples", type=count,
+                                               key=".num_generated_samples")
+    generated_samples: bool = option(True, "use only the recorded states")
 
 
-def add_influence_flags(parser: Parser) -> None:
-    """Add the flags of the scripts that analyse influences between components."""
-    add_analysis_flags(parser)
-    add_direction_folder_flag(parser)
-    add_direction_number_flag(parser)
-    add_chosen_samples_flags(parser, BehavioursConfig.section)
-    parser.add_argument("--sample_ids", nargs="+", action=OneText, metavar="ID",
-                        key="analysis.saliency.sample_ids",
-                        help="numbers of the samples to use, or a range: 0 to 100 ends before 100")
-    parser.add_argument("--common_timesteps", type=int, nargs="+", metavar="STEP",
-                        key="analysis.saliency.common_timesteps",
-                        help="simulated step at which the saliency functions were evaluated, "
-                             "counted from 0; exactly one step")
-    parser.add_argument("--behaviours_dir", type=Path,
-                        help="folder of the behaviours found in --num_samples samples; "
-                             "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
-    parser.add_argument("--no_behaviours", action="store_true",
-                        help="analyse only all samples together, not each behaviour")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChosenSamplesOptions(SamplesOptions, AnalysisOptions):
+    """Options that select the folder and the number of simulated samples."""
+
+    num_samples: int | None = option(None, "number of simulated samples", type=count,
+                                     key=".num_samples")
 
 
-def add_precompute_flags(parser: Parser, section: str, what: str) -> None:
-    """Add the flags of the scripts that precompute an analysis.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampleAnalysisOptions(ChosenSamplesOptions):
+    """Options of the scripts of an analysis of simulated samples."""
 
-    Args:
-        parser: parser to add the flags to.
-        section: section of the parameter set, such as "analysis.env_h".
-        what: unit in which the analysed data are counted, "episodes" or "samples".
-    """
-    parser.add_argument("--n_clusters", type=count, key=f"{section}.n_clusters",
-                        help="number of clusters")
-    parser.add_argument("--clustering", choices=CLUSTERINGS, key=f"{section}.clustering",
-                        help="clustering method; hdbscan determines the number of clusters itself")
-    parser.add_argument("--seed", type=seed, default=0,
-                        help="seed of all random choices except those of t-SNE")
-    parser.add_argument("--overwrite", action="store_true",
-                        help=f"replace the results for this number of {what}")
+    precomp_dir: Path | None = option(None, "folder of the precomputed arrays; if not given, that "
+                                            "of the analysis in <save_dir>")
 
 
-def add_plotting_flags(parser: Parser, plots: str) -> None:
-    """Add the flags of the scripts that draw the results of an analysis.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrecomputeOptions(AnalysisOptions):
+    """Options of the scripts that precompute an analysis."""
 
-    Args:
-        parser: parser to add the flags to.
-        plots: name of the default folder of the figures.
-    """
-    parser.add_argument("--output_dir", type=Path,
-                        help=f"folder to write to; <save_dir>/{plots} if not given")
-    parser.add_argument("--seed", type=seed, default=0,
-                        help="seed of the order in which points are drawn and of all random "
-                             "selections")
+    n_clusters: int | None = option(None, "number of clusters", type=count, key=".n_clusters")
+    clustering: str | None = option(
+        None, "clustering method; hdbscan determines the number of clusters itself",
+        choices=CLUSTERINGS, key=".clustering")
+    seed: int = option(0, "seed of all random choices except those of t-SNE", type=seed)
+    overwrite: bool = option(False, "replace the results for this number of episodes or samples")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlottingOptions(AnalysisOptions):
+    """Options of the scripts that draw the results of an analysis."""
+
+    output_dir: Path | None = option(None, "folder to write to; if not given, that of the figures "
+                                           "of the analysis in <save_dir>")
+    seed: int = option(0, "seed of the order in which points are drawn and of all random "
+                          "selections", type=seed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InfluenceOptions(DirectionOptions, ChosenSamplesOptions):
+    """Options of the scripts that analyse influences between components."""
+
+    section: ClassVar[str] = BehavioursConfig.section
+
+    sample_ids: str | None = option(
+        None, "numbers of the samples to use, or a range: 0 to 100 ends before 100",
+        key="analysis.saliency.sample_ids", nargs="+", action=OneText, metavar="ID")
+    common_timesteps: tuple[int, ...] | None = option(
+        None, "simulated step at which the saliency functions were evaluated, counted from 0; "
+              "exactly one step", key="analysis.saliency.common_timesteps", metavar="STEP")
+    behaviours_dir: Path | None = option(
+        None, "folder of the behaviours found in --num_samples samples; "
+              "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
+    behaviours: bool = option(True, "analyse only all samples together, not each behaviour")
 
 
 def add_analysis_flags(parser: Parser) -> None:

@@ -1,5 +1,4 @@
-"""Train sparse autoencoders on the hidden states of a recorded agent, and compare them with other
-dictionaries with the same number of active features.
+"""Sparse autoencoders of an agent's hidden states, compared with other dictionaries.
 
 The report contains the reconstruction error, the effects of the reconstruction on policy and
 success rate, feature names, and ablation effects. Features are named after the label of the level
@@ -9,9 +8,9 @@ random directions. A killed run resumes after the last finished dictionary or co
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,7 @@ from analysis.memory.dictionaries import (
     fixed_dictionary,
     train_autoencoder,
 )
-from analysis.memory.labels import Examples, add_recording_flags, read_examples
+from analysis.memory.labels import Examples, LabelledRecordingOptions
 from analysis.memory.sparse_features import (
     SplitStates,
     ablation_conditions,
@@ -52,10 +51,11 @@ from analysis.memory.sparse_report import (
     report,
     signed_label,
 )
-from common.cli import Parser, add_compute_flags, count, environments, seed, set_up_logging, whole
-from common.devices import Compute, resolve_compute
-from common.errors import UserError, script_main
+from common.cli import count, environments, seed, whole
+from common.devices import Compute
+from common.errors import UserError
 from common.files import versions
+from common.options import command, option
 from common.results import ResultStore
 from common.video import strip
 from interventions.comparison import (
@@ -85,127 +85,114 @@ _OUTCOMES = outcomes_named("success", "length", DIVERGENCE)
 _PLAY = 1  # random stream of the played levels; part of the generator's seed
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_recording_flags(flags)
-    flags.add_argument("--sizes", type=count, nargs="+", default=[256, 512],
-                       help="numbers of features of the sparse autoencoders; features of the first "
-                            "size are ablated")
-    flags.add_argument("--num_active", type=count, default=8,
-                       help="number of active features per state, of all dictionaries")
-    flags.add_argument("--num_steps", type=count, default=AutoencoderTraining.num_steps,
-                       help="training steps of each sparse autoencoder")
-    flags.add_argument("--num_features", type=count, default=20,
-                       help="number of features to ablate")
-    flags.add_argument("--num_controls", type=whole(2, 1000), default=19,
-                       help="number of random directions to compare ablations with; claims need at "
-                            "least 19")
-    flags.add_argument("--num_levels", type=count, default=100,
-                       help="number of levels to play, per reconstruction, ablation and control")
-    flags.add_argument("--num_envs", type=environments, default=64,
-                       help="number of episodes played in parallel")
-    flags.add_argument("--seed", type=seed, default=0, help="seed of all random choices")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/memory/sparse_features"),
-                       help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true",
-                       help="delete the previous contents of the folder")
-    add_compute_flags(flags)
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SparseFeaturesOptions(LabelledRecordingOptions):
+    """Train sparse autoencoders on the hidden states of a recorded agent, and compare them with
+    other dictionaries with the same number of active features."""
+
+    sizes: tuple[int, ...] = option(
+        (256, 512), "numbers of features of the sparse autoencoders; features of the first size "
+                    "are ablated", type=count)
+    num_active: int = option(8, "number of active features per state, of all dictionaries",
+                             type=count)
+    num_steps: int = option(AutoencoderTraining.num_steps,
+                            "training steps of each sparse autoencoder", type=count)
+    num_features: int = option(20, "number of features to ablate", type=count)
+    num_controls: int = option(19, "number of random directions to compare ablations with; claims "
+                                   "need at least 19", type=whole(2, 1000))
+    num_levels: int = option(100, "number of levels to play, per reconstruction, ablation and "
+                                  "control", type=count)
+    num_envs: int = option(64, "number of episodes played in parallel", type=environments)
+    seed: int = option(0, "seed of all random choices", type=seed)
+    output_dir: Path = option(Path("analysis/memory/sparse_features"), "folder to write to")
+
+    @property
+    def main_dictionary(self) -> str:
+        """Name of the dictionary whose features are ablated."""
+        return f"sae_{self.sizes[0]}"
+
+    @functools.cached_property
+    def compute(self) -> Compute:
+        """Device, and the precision for patches; see ``patched_precision``."""
+        return self.compute_in(patched_precision(self.precision, [STATE]))
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    check_starts(args.num_levels, "--num_levels")
-    compute = resolve_compute(args.device, args.gpu_device, patched_precision(
-        args.precision, [STATE]))
-    policy = load_agent(args.agent_file, compute.device)
-    examples = read_examples(args.data_dir, args.labels_dir, args.agent_file)
+def study_features(options: SparseFeaturesOptions) -> pd.DataFrame:
+    """Run the study, write all files, and return the table of features."""
+    check_starts(options.num_levels, "--num_levels")
+    compute, examples = options.compute, options.examples
+    policy = load_agent(options.agent_file, compute.device)
     data = SplitStates(torch.from_numpy(examples.hidden_out).to(compute.device), examples.level,
-                       split_levels(examples.level, args.seed))
-    testbed = unrecorded_levels(policy, compute, examples, args)
-    store = ResultStore(args.output_dir, SPARSE_FEATURES)
-    store.open({
-        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
-        "data_dir": str(args.data_dir), "recording_sha256": examples.folder.sha256(),
-        "labels_dir": str(args.labels_dir), "precision": compute.precision,
-        **{name: getattr(args, name) for name in (
-            "sizes", "num_active", "num_steps", "num_features", "num_controls", "num_levels",
-            "seed")}, **testbed.settings, "versions": versions()}, args.overwrite)
-
-    names = [f"sae_{size}" for size in args.sizes]
-    names += [f"{kind}_{args.sizes[0]}" if kind in (RANDOM, STATES) else kind for kind in FIXED]
-    dictionaries = {}
-    for name in names:
-        arrays = store.compute("dictionary", name, function=functools.partial(
-            fit_dictionary, name, data, args))
-        dictionaries[name] = Dictionary.of_arrays(arrays).on(compute.device)
-    main_name = f"sae_{args.sizes[0]}"
-    sae = dictionaries[main_name]
-    dictionaries[f"{main_name}_pursuit"] = sae.by_pursuit()
-
-    labels = binary_labels(examples)
-    exchanged = exchanged_levels(data.levels, data.parts, np.random.default_rng(args.seed))
-    shuffled = labels.iloc[exchanged].reset_index(drop=True)
-    features = pd.concat([
-        store.compute("names", name, function=functools.partial(
-            named_features, name, dictionary, (labels, shuffled), data, args.seed))
-        for name, dictionary in dictionaries.items()], ignore_index=True)
-    chosen = strongest_features(sae, policy, data, args.num_features)
+                       split_levels(examples.level, options.seed))
+    testbed = unrecorded_levels(policy, options)
+    store = open_store(options, testbed)
+    dictionaries = fit_dictionaries(store, data, options)
+    sae = dictionaries[options.main_dictionary]
+    features = name_all_features(store, dictionaries, data, options)
+    chosen = strongest_features(sae, policy, data, options.num_features)
     if not len(chosen):
         raise UserError("no feature of the sparse autoencoder affects the policy; train it for "
                         "more --num_steps")
-    ablated = score_ablations(sae, policy, data, chosen, args.seed)
-    features = features.merge(ablated.assign(dictionary=main_name), how="left",
+    ablated = score_ablations(sae, policy, data, chosen, options.seed)
+    features = features.merge(ablated.assign(dictionary=options.main_dictionary), how="left",
                               on=["dictionary", "feature"])
     titles = {row.feature: f"{row.feature}: " + (
         signed_label(row.label, row.auc) if row.named else "unnamed")
         for row in features[features["rank"].notna()].itertuples()}
     splices = [Condition(f"splice_{name}", name, "splice", value=[splice(dictionary, policy)])
                for name, dictionary in dictionaries.items()]
-    ablations = ablation_conditions(sae, policy, chosen, titles, data, args.num_controls,
-                                    args.seed)
+    ablations = ablation_conditions(sae, policy, chosen, titles, data, options.num_controls,
+                                    options.seed)
     std = {STATE: data.train.std(dim=0)}
     measure_conditions(store, "arm", [BASELINE, *splices, *ablations],
                        lambda arm: vars(testbed.run(arm.value or [], std)))
-
     scores = pd.DataFrame([{"dictionary": name, "size": dictionary.size,
-                            **score_dictionary(dictionary, policy, data, args.seed)}
+                            **score_dictionary(dictionary, policy, data, options.seed)}
                            for name, dictionary in dictionaries.items()])
     named = features.groupby("dictionary")[["named", "named_shuffled"]].mean()
     scores = scores.merge(named, on="dictionary").merge(
-        spliced_success(store, splices, args.seed), on="dictionary")
-    effects = ablation_effects(store, ablations, args.seed)
-    description = (
-        f"{args.agent_file.name} on {args.num_levels} real levels of "
-        f"{recorded_game(examples.folder).env_name}, the same for every condition; actions drawn "
-        "from the policy")
+        spliced_success(store, splices, options.seed), on="dictionary")
     store.write("dictionaries", value=scores)
     store.write("features", value=features)
     store.write("sae", value=sae.arrays())
-    store.write("effects", value=effects)
-    store.write("effects_report", value=effects_report(effects, _OUTCOMES, ABLATIONS,
-                                                       f"{description}."))
-    with store.file("effects_figure") as path:
-        plot_effects(path, effects, _OUTCOMES, f"{ABLATIONS.title}\n{description}",
-                     ABLATIONS.controls)
-    with store.file("figure") as path:
-        plot_dictionaries(path, scores)
     activations = sae.encode(data.test).cpu().numpy()
     for feature in chosen.tolist():
         write_examples(store, examples, data, feature, activations[:, feature])
-    text = report(scores, features, effects, main_name, (
-        f"{len(examples)} states of {len(np.unique(examples.level))} levels: "
-        f"{data.parts.train.sum()} to fit dictionaries, {data.parts.penalty.sum()} to choose "
-        f"labels and features, {data.parts.test.sum()} to test. At most {args.num_active} features "
-        f"are active in a state. In the real game: {description}."))
-    store.write("report", value=text)
-    print(text)
+    write_report(store, scores, features, ablation_effects(store, ablations, options.seed), data,
+                 options)
+    return features
 
 
-def fit_dictionary(name: str, data: SplitStates,
-                   args: argparse.Namespace) -> dict[str, np.ndarray | None]:
+def open_store(options: SparseFeaturesOptions, testbed: Testbed) -> ResultStore:
+    """Open the output folder with the settings of the study."""
+    store = ResultStore(options.output_dir, SPARSE_FEATURES)
+    store.open({
+        "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
+        "data_dir": str(options.data_dir), "recording_sha256": options.examples.folder.sha256(),
+        "labels_dir": str(options.labels_dir), "precision": options.compute.precision,
+        **{name: getattr(options, name) for name in (
+            "sizes", "num_active", "num_steps", "num_features", "num_controls", "num_levels",
+            "seed")}, **testbed.settings, "versions": versions()}, options.overwrite)
+    return store
+
+
+def fit_dictionaries(store: ResultStore, data: SplitStates, options: SparseFeaturesOptions
+                     ) -> dict[str, Dictionary]:
+    """Fit all dictionaries, and return them by name. A dictionary in the store is read."""
+    size = options.sizes[0]
+    names = [f"sae_{number}" for number in options.sizes]
+    names += [f"{kind}_{size}" if kind in (RANDOM, STATES) else kind for kind in FIXED]
+    dictionaries = {}
+    for name in names:
+        arrays = store.compute("dictionary", name, function=functools.partial(
+            fit_dictionary, name, data, options))
+        dictionaries[name] = Dictionary.of_arrays(arrays).on(options.compute.device)
+    main = options.main_dictionary
+    return {**dictionaries, f"{main}_pursuit": dictionaries[main].by_pursuit()}
+
+
+def fit_dictionary(name: str, data: SplitStates, options: SparseFeaturesOptions
+                   ) -> dict[str, np.ndarray | None]:
     """Fit a dictionary to the training states, and return its arrays.
 
     Args:
@@ -215,26 +202,38 @@ def fit_dictionary(name: str, data: SplitStates,
     kind, _, size = name.partition("_")
     states = data.train.cpu()
     if kind in FIXED:
-        return fixed_dictionary(kind, states.numpy(), int(size or 0), args.num_active,
-                                args.seed).arrays()
-    return train_autoencoder(states, int(size), args.num_active, args.seed,
-                             AutoencoderTraining(args.num_steps)).arrays()
+        return fixed_dictionary(kind, states.numpy(), int(size or 0), options.num_active,
+                                options.seed).arrays()
+    return train_autoencoder(states, int(size), options.num_active, options.seed,
+                             AutoencoderTraining(options.num_steps)).arrays()
 
 
-def unrecorded_levels(policy: Policy, compute: Compute, examples: Examples,
-                      args: argparse.Namespace) -> Testbed:
+def unrecorded_levels(policy: Policy, options: SparseFeaturesOptions) -> Testbed:
     """Return a testbed of levels that were not recorded, drawn from ``EnvConfig.unseen_levels`` of
     the recording's game.
 
     Raises:
         UserError: if a recorded level is drawn.
     """
-    env = recorded_game(examples.folder).unseen_levels()
-    play_seed = int(np.random.SeedSequence([args.seed, _PLAY]).generate_state(1)[0])
-    testbed = real_levels(policy, compute, env, args.num_levels, play_seed, args.num_envs, None, {})
-    if set(testbed.levels) & set(examples.level.tolist()):
+    env = recorded_game(options.examples.folder).unseen_levels()
+    play_seed = int(np.random.SeedSequence([options.seed, _PLAY]).generate_state(1)[0])
+    testbed = real_levels(policy, options.compute, env, options.num_levels, play_seed,
+                          options.num_envs, None, {})
+    if set(testbed.levels) & set(options.examples.level.tolist()):
         raise UserError("some of the levels to play were recorded; choose another --seed")
     return testbed
+
+
+def name_all_features(store: ResultStore, dictionaries: Mapping[str, Dictionary],
+                      data: SplitStates, options: SparseFeaturesOptions) -> pd.DataFrame:
+    """Return the concatenated tables of ``named_features`` of all dictionaries."""
+    labels = binary_labels(options.examples)
+    exchanged = exchanged_levels(data.levels, data.parts, np.random.default_rng(options.seed))
+    shuffled = labels.iloc[exchanged].reset_index(drop=True)
+    return pd.concat([
+        store.compute("names", name, function=functools.partial(
+            named_features, name, dictionary, (labels, shuffled), data, options.seed))
+        for name, dictionary in dictionaries.items()], ignore_index=True)
 
 
 def named_features(name: str, dictionary: Dictionary, labels: Sequence[pd.DataFrame],
@@ -303,6 +302,34 @@ def write_examples(store: ResultStore, examples: Examples, data: SplitStates, fe
         sheet = strip([frames[:EXAMPLES_PER_ROW], frames[EXAMPLES_PER_ROW:]], EXAMPLE_SIZE)
         with store.file("examples", feature) as path:
             sheet.save(path)
+
+
+def write_report(store: ResultStore, scores: pd.DataFrame, features: pd.DataFrame,
+                 effects: pd.DataFrame, data: SplitStates, options: SparseFeaturesOptions) -> None:
+    """Write the effects of the ablations, the figures and the report, and print the report."""
+    examples = options.examples
+    description = (
+        f"{options.agent_file.name} on {options.num_levels} real levels of "
+        f"{recorded_game(examples.folder).env_name}, the same for every condition; actions drawn "
+        "from the policy")
+    store.write("effects", value=effects)
+    store.write("effects_report", value=effects_report(effects, _OUTCOMES, ABLATIONS,
+                                                       f"{description}."))
+    with store.file("effects_figure") as path:
+        plot_effects(path, effects, _OUTCOMES, f"{ABLATIONS.title}\n{description}",
+                     ABLATIONS.controls)
+    with store.file("figure") as path:
+        plot_dictionaries(path, scores)
+    text = report(scores, features, effects, options.main_dictionary, (
+        f"{len(examples)} states of {len(np.unique(examples.level))} levels: "
+        f"{data.parts.train.sum()} to fit dictionaries, {data.parts.penalty.sum()} to choose "
+        f"labels and features, {data.parts.test.sum()} to test. At most {options.num_active} "
+        f"features are active in a state. In the real game: {description}."))
+    store.write("report", value=text)
+    print(text)
+
+
+main = command(SparseFeaturesOptions, study_features)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Steps shared by the analyses of states (standardisation, PCA, clustering and t-SNE), and builders
-of the scripts that analyse simulated samples.
+"""Steps shared by the analyses of states (standardisation, PCA, clustering and t-SNE), and by the
+scripts that analyse simulated samples.
 
 Letters in shape comments: N states, D units, P principal components, d coordinates that are
 clustered or mapped, c dimensions of a t-SNE map.
@@ -7,7 +7,6 @@ clustered or mapped, c dimensions of a t-SNE map.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import logging
@@ -25,25 +24,14 @@ from analysis.decomposition import (
     principal_components,
     standardizer_of,
 )
-from analysis.parameters import (
-    AgentHiddenConfig,
-    MapConfig,
-    TsneConfig,
-    add_plotting_flags,
-    add_precompute_flags,
-    add_sample_analysis_flags,
-)
+from analysis.parameters import AgentHiddenConfig, MapConfig, TsneConfig
 from analysis.state_plots import Drawing
 from analysis.steps import SimulatedSteps, choose_samples, read_simulated_steps
-from common.cli import Parser
-from common.errors import script_main
 from common.palette import DPI
-from common.parameters import AnalysisFolders, ParameterSet
 from common.progress import with_progress
 from common.results import ResultStore
 from common.schemas import Entry, File, Schema
 from common.step_results import StepResult, StepResults
-from generative.flags import samples_of
 from generative.sample_files import SampleFolder
 
 CLUSTERED_SHARE = 0.95  # share of the variance explained by the PCs that are clustered and mapped
@@ -160,59 +148,33 @@ def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> StepResult
              "components_for_95_percent": fit.number_for(CLUSTERED_SHARE)})
 
 
-@dataclasses.dataclass(frozen=True)
-class SampleAnalysis:
-    """Description of an analysis of simulated samples. One script computes its results, another
-    draws them.
-
-    Attributes:
-        config: class of the parameters, a subclass of ``MapConfig``.
-        schema: schema of the results.
-        folder: name of the attribute of ``AnalysisFolders`` that holds the folder of the results.
-        plots: name of the attribute of ``AnalysisFolders`` that holds the folder of the figures;
-            empty if no script draws the analysis.
-    """
-
-    config: Any
-    schema: Schema
-    folder: str
-    plots: str = ""
-
-    def parser(self, description: str) -> Parser:
-        """Return a parser with the flags shared by all scripts of the analysis."""
-        flags = Parser(description)
-        add_sample_analysis_flags(flags, self.config.section, AnalysisFolders.NAMES[self.folder])
-        return flags
-
-
 class SampleRun:
     """One run of a script that analyses simulated samples.
 
     Args:
-        analysis: the analysis.
-        args: parsed flags of the script.
-        parameters: parameter set of the script.
+        config, schema, folder: see ``SampleAnalysis``.
+        options: options of the script, ``SampleAnalysisOptions`` and those of the analysis.
         to_read: whether the run reads the results. If the number of samples was not given, it is
             then that of the only results in the folder.
 
     Attributes:
-        args, parameters: the arguments.
-        config: parameters of the analysis, of the class ``analysis.config``.
+        options: the argument.
+        config: parameters of the analysis.
         samples: folder of the samples.
         results: results of the analysis, to read or to write.
     """
 
-    def __init__(self, analysis: SampleAnalysis, args: argparse.Namespace,
-                 parameters: ParameterSet, to_read: bool = False):
-        self.args, self.parameters = args, parameters
-        self.config: Any = parameters.get(analysis.config)
-        self.samples = samples_of(args, parameters)
-        folder = args.precomp_dir or getattr(parameters.folders, analysis.folder)
-        self.results = StepResults(folder, analysis.schema, self.config.num_samples)
+    def __init__(self, config: Any, schema: Schema, folder: str, options: Any,
+                 to_read: bool = False):
+        self.options, parameters = options, options.parameters
+        self.config: Any = parameters.get(config)
+        self.samples = options.samples
+        path = options.precomp_dir or getattr(parameters.folders, folder)
+        self.results = StepResults(path, schema, self.config.num_samples)
         if to_read:
             self.results = StepResults.open(
-                folder, analysis.schema, self.config.num_samples, "--num_samples",
-                parameters.is_given(analysis.config, "num_samples"))
+                path, schema, self.config.num_samples, "--num_samples",
+                parameters.is_given(config, "num_samples"))
             self.config = dataclasses.replace(self.config, num_samples=self.results.number)
 
     @functools.cached_property
@@ -234,45 +196,12 @@ class SampleRun:
         Returns:
             The object that computes and stores the steps of the analysis.
         """
-        tsne_seed = self.parameters.get(TsneConfig).tsne_seed
+        tsne_seed, seed = self.options.parameters.get(TsneConfig).tsne_seed, self.options.seed
         self.results.start({
-            "parameters": dataclasses.asdict(self.config), "seed": self.args.seed,
+            "parameters": dataclasses.asdict(self.config), "seed": seed,
             "tsne_seed": tsne_seed, "samples": str(self.samples.path),
             "samples_made_by": self.samples.description(), "sample_numbers": self.numbers, **more})
-        return StateMap(self.config, self.args.seed, tsne_seed, self.results)
-
-
-Script = tuple[Callable[[], Parser], Callable[..., int]]
-"""The functions ``parser`` and ``main`` of a script."""
-
-
-def precompute_script(description: str, analysis: SampleAnalysis,
-                      compute: Callable[[SampleRun], None],
-                      add_flags: Callable[[Parser], None] = lambda flags: None) -> Script:
-    """Build the functions ``parser`` and ``main`` of the script that computes an analysis.
-
-    Args:
-        description: description of the script, for --help.
-        analysis: the analysis.
-        compute: function that reads the inputs of a run, calls the run's ``start``, and computes
-            and stores the results.
-        add_flags: function that adds the flags that only this analysis has.
-    """
-    def parser() -> Parser:
-        flags = analysis.parser(description)
-        add_flags(flags)
-        add_precompute_flags(flags, analysis.config.section, "samples")
-        return flags
-
-    @script_main
-    def main(argv: list[str] | None = None) -> None:
-        args, _, parameters = parser().read(argv)
-        run = SampleRun(analysis, args, parameters)
-        run.results.check_new(args.overwrite)
-        compute(run)
-        run.results.finish()
-
-    return parser, main
+        return StateMap(self.config, seed, tsne_seed, self.results)
 
 
 Draw = Callable[[StepResults, SampleFolder, SimulatedSteps, Any, int],
@@ -281,37 +210,57 @@ Draw = Callable[[StepResults, SampleFolder, SimulatedSteps, Any, int],
 steps, the parameters and a seed; yields pairs of file name and figure."""
 
 
-def plotting_script(description: str, analysis: SampleAnalysis, draw: Draw,
-                    add_flags: Callable[[Parser], None] = lambda flags: None) -> Script:
-    """Build the functions ``parser`` and ``main`` of the script that draws an analysis.
+@dataclasses.dataclass(frozen=True)
+class SampleAnalysis:
+    """Description of an analysis of simulated samples. One script computes its results, another
+    draws them.
 
-    Args:
-        description: description of the script, for --help.
-        analysis: the analysis.
+    Attributes:
+        config: class of the parameters, a subclass of ``MapConfig``.
+        schema: schema of the results.
+        folder: name of the attribute of ``AnalysisFolders`` that holds the folder of the results.
+        plots: name of the attribute of ``AnalysisFolders`` that holds the folder of the figures.
+        compute: function that reads the inputs of a run, calls the run's ``start``, and computes
+            and stores the results.
         draw: function that draws all figures.
-        add_flags: function that adds the flags that only this analysis has.
     """
-    schema = figure_schema(analysis.schema.script.replace("precompute", "plotting"))
 
-    def parser() -> Parser:
-        flags = analysis.parser(description)
-        add_flags(flags)
-        add_plotting_flags(flags, AnalysisFolders.NAMES[analysis.plots])
-        return flags
+    config: Any
+    schema: Schema
+    folder: str
+    plots: str
+    compute: Callable[[SampleRun], None]
+    draw: Draw
 
-    @script_main
-    def main(argv: list[str] | None = None) -> None:
-        args, _, parameters = parser().read(argv)
-        run = SampleRun(analysis, args, parameters, to_read=True)
+    def precompute(self, options: Any) -> StepResults:
+        """Compute and store the analysis, and return its results.
+
+        Args:
+            options: ``SampleAnalysisOptions``, ``PrecomputeOptions``, and those of the analysis.
+        """
+        run = SampleRun(self.config, self.schema, self.folder, options)
+        run.results.check_new(options.overwrite)
+        self.compute(run)
+        run.results.finish()
+        return run.results
+
+    def plot(self, options: Any) -> Path:
+        """Draw all figures, and return their folder.
+
+        Args:
+            options: ``SampleAnalysisOptions`` and ``PlottingOptions``.
+        """
+        run = SampleRun(self.config, self.schema, self.folder, options, to_read=True)
         store = ResultStore(
-            args.output_dir or getattr(parameters.folders, analysis.plots), schema)
+            options.output_dir or getattr(options.parameters.folders, self.plots),
+            figure_schema(self.schema.script.replace("precompute", "plotting")))
         store.check_replaceable()
         steps = read_simulated_steps(run.samples, run.numbers)
-        replace_figures(store, draw(run.results, run.samples, steps, run.config, args.seed),
-                        run.results, {"samples": str(run.samples.path), "seed": args.seed,
+        replace_figures(store, self.draw(run.results, run.samples, steps, run.config,
+                                         options.seed),
+                        run.results, {"samples": str(run.samples.path), "seed": options.seed,
                                       "parameters": dataclasses.asdict(run.config)})
-
-    return parser, main
+        return store.path
 
 
 def figure_schema(script: str) -> Schema:

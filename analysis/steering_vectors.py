@@ -1,5 +1,4 @@
-"""Compute a steering vector from recorded states: the difference between the mean outputs of a
-layer for two classes of states, or the weights of a linear probe that separates the classes.
+"""Steering vectors from recorded states.
 
 The vector can be added to the layer's output, for example with compare_interventions.py --patch
 add@gru=vectors/right.npz,coefficient=-1.
@@ -8,38 +7,40 @@ add@gru=vectors/right.npz,coefficient=-1.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 
 from agents.agent_file import load_agent
 from agents.layers import find_layer, layers_named
+from agents.networks import Policy
 from agents.reference_set import ReferenceSet, activations_of
 from agents.rollout_files import RolloutFolder
 from analysis.steps import check_episodes
-from common.cli import (
-    Parser,
-    add_compute_flags,
-    add_output_file_flag,
-    add_parameter_set_flag,
-    check_output,
-    count,
-    seed,
-)
-from common.devices import resolve_compute
-from common.errors import UserError, nearest, script_main
+from common.cli import count, output_file, seed
+from common.errors import UserError, nearest
 from common.game_constants import ACTION_LABELS, NUM_ACTIONS
-from generative.flags import add_data_flag
+from common.options import (
+    ComputeOptions,
+    OutputFileOptions,
+    ParameterComputeOptions,
+    changed,
+    command,
+    option,
+)
+from generative.flags import DataOptions
 from interventions.config import DirectionFilesConfig
-from interventions.flags import add_direction_flags, directions_folder
+from interventions.flags import DirectionOptions
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.probes import probe
 from interventions.vectors import (
     AS_COMPUTED,
     RMS,
     SCALES,
+    SteeringVector,
     check_classes,
     read_vectors,
     save_vectors,
@@ -61,85 +62,113 @@ MEANS, PROBE = "means", "probe"
 MAX_REFERENCE = 200  # number of states from which the RMS of a layer's outputs is computed
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="file of the recorded agent")
-    add_parameter_set_flag(flags)
-    add_data_flag(flags)
-    add_direction_flags(flags)
-    flags.add_argument("--split", required=True, metavar="WORD=VALUE",
-                       help="split of the states into two classes. " + "; ".join(WORDS.values()))
-    flags.add_argument("--layer", default="hidden_state",
-                       help="layer of the agent, or 'all' for one vector per layer")
-    flags.add_argument("--method", choices=(MEANS, PROBE), default=MEANS,
-                       help="means: difference between the means of the two classes; probe: "
-                            "weights of a logistic regression trained on some of the levels")
-    flags.add_argument("--scale", choices=SCALES, default=AS_COMPUTED,
-                       help="unit: scale the vector to norm 1; rms: scale it to the root mean "
-                            "square of the layer's outputs")
-    flags.add_argument("--num_states", type=count, default=1000,
-                       help="largest number of randomly drawn states per class")
-    add_output_file_flag(flags, "--vector_file", required=True, help="file to write, <name>.npz")
-    flags.add_argument("--seed", type=seed, default=0,
-                       help="seed of the choice of states and of the probe")
-    add_compute_flags(flags, in_parameter_set=True)
-    flags.set_defaults(precision="float32")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SteeringVectorOptions(DataOptions, DirectionOptions, OutputFileOptions,
+                            ParameterComputeOptions):
+    """Compute a steering vector from recorded states: the difference between the mean outputs of a
+    layer for two classes of states, or the weights of a linear probe that separates the
+    classes."""
+
+    output_option: ClassVar[str] = "vector_file"
+
+    agent_file: Path = option(help="file of the recorded agent")
+    split: str = option(help="split of the states into two classes. " + "; ".join(WORDS.values()),
+                        metavar="WORD=VALUE")
+    layer: str = option("hidden_state", "layer of the agent, or 'all' for one vector per layer")
+    method: str = option(
+        MEANS, "means: difference between the means of the two classes; probe: weights of a "
+               "logistic regression trained on some of the levels", choices=(MEANS, PROBE))
+    scale: str = option(AS_COMPUTED, "unit: scale the vector to norm 1; rms: scale it to the root "
+                                     "mean square of the layer's outputs", choices=SCALES)
+    num_states: int = option(1000, "largest number of randomly drawn states per class", type=count)
+    vector_file: Path = option(help="file to write, <name>.npz", type=output_file)
+    seed: int = option(0, "seed of the choice of states and of the probe", type=seed)
+    precision: str = changed(ComputeOptions, "precision", default="float32")
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = parser().read(argv)
-    common = parameters.common
-    if args.vector_file.suffix != ".npz":
-        raise UserError(f"--vector_file must end in .npz, unlike {args.vector_file}")
-    check_output(args.vector_file, lambda path: bool(read_vectors(path)), args.overwrite,
-                 "--vector_file")
-    compute = resolve_compute(common.device, common.gpu_device, args.precision)
-    if compute.bfloat16:
+def compute_vectors(options: SteeringVectorOptions) -> list[SteeringVector]:
+    """Compute and write one vector per layer, and return them."""
+    if options.vector_file.suffix != ".npz":
+        raise UserError(f"--vector_file must end in .npz, unlike {options.vector_file}")
+    options.check_output(lambda path: bool(read_vectors(path)))
+    if options.compute.bfloat16:
         raise UserError("--precision bfloat16 would lose most digits of a difference of two "
                         "outputs; leave it at float32")
-    policy = load_agent(args.agent_file, compute.device)
-    layers = [layer.name for layer in layers_named(policy, args.layer)]
-    folder = RolloutFolder(Path(common.data_dir))
-    num_episodes = parameters.get(DirectionFilesConfig).num_episodes
-    folder.check_agent(args.agent_file)
-
-    check_episodes(folder, num_episodes)
-    steps = folder.all_steps(range(num_episodes))
-    clusters = hidden_state_results(directions_folder(args, parameters), num_episodes)
-    split = split_states(args.split, steps, lambda: clusters.read("clusters"))
-    check_classes(split.is_in, args.split)
-    split = split.some(args.num_states, args.seed)
-    frames, entering, levels = read_states(folder, num_episodes, split.rows, steps)
-    modes = [folder.description()["env"]["distribution_mode"]] if folder.description() else []
-    if args.method == MEANS:
-        of_layers = vectors_of_classes(policy, layers, frames, entering, split.is_in, levels,
-                                       args.split, modes)
-    else:
-        of_layers = {}
-        for layer in layers:
-            outputs = activations_of(policy, frames, [layer], entering)[layer].cpu().numpy()
-            result = probe(outputs, split.is_in, levels, args.seed, num_shuffles=0)
-            scores = ", ".join(f"{row.metric} {row.score:.3f} ({row.low_95:.3f} to "
-                               f"{row.high_95:.3f}, without the layer {row.base:.3f})"
-                               for row in result.scores.itertuples())
-            assert result.weights is not None  # the probe is linear
-            print(f"{layer}: scores of the probe on held-out levels: {scores}")
-            of_layers[layer] = vector_of_probe(policy, layer, result.weights, levels, args.split,
-                                               modes)
-    some = np.random.default_rng(args.seed).permutation(len(frames))[:MAX_REFERENCE]
-    reference = ReferenceSet(frames[some], entering[some])
+    policy = load_agent(options.agent_file, options.compute.device)
+    layers = [layer.name for layer in layers_named(policy, options.layer)]
+    states = read_classes(options)
+    of_layers = (vectors_of_classes(policy, layers, states.frames, states.entering, states.is_in,
+                                    states.levels, options.split, states.modes)
+                 if options.method == MEANS else
+                 vectors_of_probes(policy, layers, states, options.split, options.seed))
+    rng = np.random.default_rng(options.seed)
+    some = rng.permutation(len(states.frames))[:MAX_REFERENCE]
+    reference = ReferenceSet(states.frames[some], states.entering[some])
     vectors = [of_layers[layer].scaled(
-        args.scale, reference.rms(policy, find_layer(policy, layer)) if args.scale == RMS else None)
+        options.scale,
+        reference.rms(policy, find_layer(policy, layer)) if options.scale == RMS else None)
         for layer in layers]
-    save_vectors(args.vector_file, vectors)
-
-    print(f"{split.is_in.sum()} states with {args.split} and {(~split.is_in).sum()} others, of "
-          f"{len(np.unique(levels))} levels")
+    save_vectors(options.vector_file, vectors)
+    print(f"{states.is_in.sum()} states with {options.split} and {(~states.is_in).sum()} others, "
+          f"of {len(np.unique(states.levels))} levels")
     for vector in vectors:
         print(f"{vector.layer}: norm {np.linalg.norm(vector.vector):.3g}")
-    print(f"wrote {args.vector_file}")
+    print(f"wrote {options.vector_file}")
+    return vectors
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassifiedStates:
+    """Recorded states in two classes, as inputs of the agent.
+
+    Attributes:
+        frames, entering, levels: see ``read_states``.
+        is_in: whether each state is in the class that the split names, bool (n,).
+        modes: distribution mode of the levels, if known.
+    """
+
+    frames: np.ndarray
+    entering: np.ndarray
+    levels: np.ndarray
+    is_in: np.ndarray
+    modes: list[str]
+
+
+def read_classes(options: SteeringVectorOptions) -> ClassifiedStates:
+    """Read some of the states that ``--split`` selects.
+
+    Raises:
+        UserError: if the recording was made with another agent, or see ``split_states``.
+    """
+    folder = RolloutFolder(Path(options.parameters.common.data_dir))
+    num_episodes = options.parameters.get(DirectionFilesConfig).num_episodes
+    folder.check_agent(options.agent_file)
+    check_episodes(folder, num_episodes)
+    steps = folder.all_steps(range(num_episodes))
+    clusters = hidden_state_results(options.directions_folder, num_episodes)
+    split = split_states(options.split, steps, lambda: clusters.read("clusters"))
+    check_classes(split.is_in, options.split)
+    split = split.some(options.num_states, options.seed)
+    modes = [folder.description()["env"]["distribution_mode"]] if folder.description() else []
+    return ClassifiedStates(*read_states(folder, num_episodes, split.rows, steps), split.is_in,
+                            modes)
+
+
+def vectors_of_probes(policy: Policy, layers: Sequence[str], states: ClassifiedStates,
+                      split: str, seed: int) -> dict[str, SteeringVector]:
+    """Train a linear probe of each layer, print its scores, and return its weights by layer."""
+    vectors = {}
+    for layer in layers:
+        outputs = activations_of(policy, states.frames, [layer], states.entering)[layer]
+        result = probe(outputs.cpu().numpy(), states.is_in, states.levels, seed, num_shuffles=0)
+        scores = ", ".join(f"{row.metric} {row.score:.3f} ({row.low_95:.3f} to "
+                           f"{row.high_95:.3f}, without the layer {row.base:.3f})"
+                           for row in result.scores.itertuples())
+        assert result.weights is not None  # the probe is linear
+        print(f"{layer}: scores of the probe on held-out levels: {scores}")
+        vectors[layer] = vector_of_probe(policy, layer, result.weights, states.levels, split,
+                                         states.modes)
+    return vectors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,6 +307,8 @@ def read_states(folder: RolloutFolder, num_episodes: int, rows: np.ndarray,
     levels = steps["level_seed"].to_numpy()[rows].astype(np.int64)
     return np.concatenate(frames), np.concatenate(entering), levels
 
+
+main = command(SteeringVectorOptions, compute_vectors)
 
 if __name__ == "__main__":
     raise SystemExit(main())

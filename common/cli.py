@@ -25,8 +25,9 @@ from common.parameters import (
 from common.shards import ShardNotes
 
 # Flags for input folders whose ``recording.json`` may name a parameter set, in the order in which
-# they are searched. Each flag is mapped to the subfolder that contains this file.
-DATA_FLAGS = {"samples_dir": "", "generated_data_dir": "informed_init", "data_dir": ""}
+# they are searched. Each flag is mapped to the subfolder that contains this file, if it exists.
+DATA_FLAGS = {"samples_dir": "", "generated_data_dir": "informed_init", "data_dir": "",
+              "agent_env_data_dir": ""}
 
 MAX_VALUE = 400  # characters of a message about flags, which quotes their values
 
@@ -37,7 +38,8 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Formatter that appends the default of a flag to its help text, unless the text has it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.nargs == 0 or action.default in (None, "", []) or "(default:" in str(action.help):
+        is_empty = action.default in (None, "", [], ())
+        if action.nargs == 0 or is_empty or "(default:" in str(action.help):
             return action.help
         return super()._get_help_string(action)
 
@@ -110,16 +112,14 @@ class Parser(argparse.ArgumentParser):
         if PARAMETER_SET not in explicit and data_flags:
             folders = [Path(getattr(args, name)) / below for name, below in DATA_FLAGS.items()
                        if name in data_flags and name in explicit]
-            args.interpreting_params_name, reason = _recorded_set(folders)
-            if os.environ.get("RANK", "0") == "0":  # one of several training processes reports it
-                logger.info("parameters: set %s, %s", args.interpreting_params_name, reason)
+            args.interpreting_params_name = recorded_set(folders)
         overrides = {key: getattr(args, name) for name, key in self._keys.items()
                      if name in explicit}
         return args, explicit, ParameterSet(args.interpreting_params_name, overrides)
 
 
-def _recorded_set(folders: Sequence[Path]) -> tuple[str, str]:
-    """Return the name of the parameter set to use, and the reason for the choice.
+def recorded_set(folders: Sequence[Path]) -> str:
+    """Return the name of the parameter set to use, and log the reason for the choice.
 
     The name comes from the first folder that records one. The default is BASE_SET.
 
@@ -137,11 +137,18 @@ def _recorded_set(folders: Sequence[Path]) -> tuple[str, str]:
                             f"{INTERPRETING_CONFIG_FILE.name} does not have"
                             f"{nearest(str(name), parameter_sets())}; choose one with "
                             "--interpreting_params_name")
-        return name, f"with which {folder} was recorded"
+        return _chosen(name, f"with which {folder} was recorded")
     if not folders:
-        return BASE_SET, "because no set and no data are given"
+        return _chosen(BASE_SET, "because no set and no data are given")
     verb = "name" if len(folders) > 1 else "names"
-    return BASE_SET, f"because {' and '.join(map(str, folders))} {verb} none"
+    return _chosen(BASE_SET, f"because {' and '.join(map(str, folders))} {verb} none")
+
+
+def _chosen(name: str, reason: str) -> str:
+    """Log the choice of a parameter set, and return its name."""
+    if os.environ.get("RANK", "0") == "0":  # one of several training processes reports it
+        logger.info("parameters: set %s, %s", name, reason)
+    return name
 
 
 class OneText(argparse.Action):
@@ -149,6 +156,16 @@ class OneText(argparse.Action):
 
     def __call__(self, parser, namespace, values, option_string=None):
         setattr(namespace, self.dest, " ".join(values))
+
+
+class OnOff(argparse.Action):
+    """argparse action: a flag and its opposite, such as ``--use_x`` and ``--no_x``."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        value = not str(option_string).startswith("--no_")
+        if getattr(namespace, self.dest) is (not value):
+            parser.error(f"{' and '.join(self.option_strings)} exclude each other")
+        setattr(namespace, self.dest, value)
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:

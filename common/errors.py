@@ -34,6 +34,19 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return f" (choose from {', '.join(choices)})"
 
 
+class Stopped(Exception):
+    """Raised after a stop signal, when finished work has been saved.
+
+    Args:
+        status: exit status of the script, 128 + the signal's number.
+        message: how to resume.
+    """
+
+    def __init__(self, status: int, message: str = ""):
+        super().__init__(message)
+        self.status = status
+
+
 def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
     """Decorate a script's ``main(argv=None)``: user errors become one line and exit status 2.
 

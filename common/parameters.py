@@ -167,6 +167,7 @@ class ParameterSet:
     """
 
     def __init__(self, name: str, overrides: dict[str, object] | None = None):
+        self.name = name
         self._given = frozenset(overrides or {})
         sets = read_yaml(INTERPRETING_CONFIG_FILE)
         file = INTERPRETING_CONFIG_FILE.name

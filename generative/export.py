@@ -1,4 +1,4 @@
-"""Export only the weights of a simulator, in half precision.
+"""Export of a simulator, see ``ExportOptions``.
 
 A checkpoint also holds the optimiser's state and tensors that only the published code needs;
 without them, and with two bytes per weight, the file is a seventh of the size. Every script reads
@@ -9,32 +9,36 @@ both kinds of file.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
-from common.cli import Parser, add_output_file_flag, check_output
+from common.cli import output_file
 from common.config import SETTINGS_NAME
-from common.errors import script_main
+from common.options import OutputFileOptions, command, option
 from generative.published import is_compact, save_compact
 from generative.runs import check_export, copy_settings
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__.partition("\n")[0])
-    flags.add_argument("--model_file", type=Path, required=True, help="checkpoint of a run")
-    add_output_file_flag(flags, required=True, help="file to write")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportOptions(OutputFileOptions):
+    """Export only the weights of a simulator, in half precision."""
+
+    model_file: Path = option(help="checkpoint of a run")
+    output: Path = option(help="file to write", type=output_file)
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    check_export(args.model_file, args.output)
-    check_output(args.output, is_compact, args.overwrite)
-    save_compact(args.output, args.model_file)
-    copy_settings(args.model_file, args.output)
-    print(f"wrote {args.output} ({args.output.stat().st_size / 1e6:.1f} MB), and {SETTINGS_NAME} "
-          "next to it")
+def export_simulator(options: ExportOptions) -> Path:
+    """Export a simulator, and return its file."""
+    check_export(options.model_file, options.output)
+    options.check_output(is_compact)
+    save_compact(options.output, options.model_file)
+    copy_settings(options.model_file, options.output)
+    print(f"wrote {options.output} ({options.output.stat().st_size / 1e6:.1f} MB), and "
+          f"{SETTINGS_NAME} next to it")
+    return options.output
 
+
+main = command(ExportOptions, export_simulator)
 
 if __name__ == "__main__":
     raise SystemExit(main())

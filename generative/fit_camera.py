@@ -1,4 +1,4 @@
-r"""Train only the camera's networks of a spatial simulator, much faster than with all networks.
+r"""Training of the camera, see ``FitCameraOptions``.
 
 Predicting the camera's motion takes a small part of a simulator's computations. This script first
 runs the simulator on many windows, with the recorded motion of the camera, and stores the inputs of
@@ -25,17 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.cli import (
-    Parser,
-    add_compute_flags,
-    add_output_file_flag,
-    check_output,
-    count,
-    seed,
-    set_up_logging,
-)
-from common.devices import Compute, resolve_compute
-from common.errors import UserError, script_main
+from common.cli import count, output_file, seed
+from common.devices import Compute
+from common.errors import UserError
+from common.options import ComputeOptions, OutputFileOptions, command, option
 from common.progress import with_progress
 from generative.batches import align, in_batches, true_camera, true_phase
 from generative.camera import Look, frame_edges, motion_costs, near_player, shift
@@ -260,60 +253,62 @@ class CameraTraining:
         return errors.mean().item(), errors.median().item()
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__.partition("\n")[0])
-    flags.add_argument("--agent_file", type=Path, required=True, help="agent inside the simulator")
-    flags.add_argument("--model_file", type=Path, required=True, help="spatial simulator")
-    flags.add_argument("--data_dir", type=Path, required=True,
-                       help="recording with the player's positions")
-    flags.add_argument("--num_windows", type=count, default=40000,
-                       help="maximum number of training windows, about 35 kB of memory each")
-    flags.add_argument("--num_batches", type=count, default=5000,
-                       help=f"batches of {_BATCH_SIZE} windows")
-    flags.add_argument("--lr", type=float, default=1e-3, help="learning rate")
-    flags.add_argument("--seed", type=seed, default=0, help="seed of every random choice")
-    add_compute_flags(flags)
-    add_output_file_flag(flags, required=True, help="simulator file to write")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitCameraOptions(OutputFileOptions, ComputeOptions):
+    """Train only the camera's networks of a spatial simulator, much faster than with all networks.
+    """
+
+    agent_file: Path = option(help="agent inside the simulator")
+    model_file: Path = option(help="spatial simulator")
+    data_dir: Path = option(help="recording with the player's positions")
+    num_windows: int = option(
+        40000, "maximum number of training windows, about 35 kB of memory each", type=count)
+    num_batches: int = option(5000, f"batches of {_BATCH_SIZE} windows", type=count)
+    lr: float = option(1e-3, "learning rate")
+    seed: int = option(0, "seed of every random choice", type=seed)
+    output: Path = option(help="simulator file to write", type=output_file)
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    check_export(args.model_file, args.output)
-    check_output(args.output, lambda path: False, args.overwrite)
-    run = run_of(args.model_file)
+def fit_camera(options: FitCameraOptions) -> Path:
+    """Train the camera's networks, and return the file of the simulator with them."""
+    check_export(options.model_file, options.output)
+    options.check_output()
+    run = run_of(options.model_file)
     assert run is not None  # check_export has found its settings
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
-    simulator = open_simulator(args.model_file, args.agent_file, run.simulator, compute)
-    training = CameraTraining(simulator, compute, run.training.freeze_encoder)
+    simulator = open_simulator(options.model_file, options.agent_file, run.simulator,
+                               options.compute)
+    training = CameraTraining(simulator, options.compute, run.training.freeze_encoder)
     config = simulator.config
-    dataset = RolloutDataset(args.data_dir, config.num_init_steps, config.num_sim_steps)
+    dataset = RolloutDataset(options.data_dir, config.num_init_steps, config.num_sim_steps)
     if not dataset.has_positions:
-        raise UserError(f"{args.data_dir} has no positions of the player; record it with "
+        raise UserError(f"{options.data_dir} has no positions of the player; record it with "
                         "--positions")
     split = dataset.split(run.training.held_out_fraction, run.seed)
     if simulator.squares is not None and config.world_squares:
-        _, numbers = attach_worlds(args.output.parent / WORLDS_NAME, dataset, config.world_squares,
-                                   simulator.squares)
+        _, numbers = attach_worlds(options.output.parent / WORLDS_NAME, dataset,
+                                   config.world_squares, simulator.squares)
         split = split.among(numbers)
-    order = np.random.default_rng(args.seed)
-    torch.manual_seed(args.seed)
+    order = np.random.default_rng(options.seed)
+    torch.manual_seed(options.seed)
     held_out, windows = (
         training.windows(dataset, np.sort(order.permutation(numbers)[:most]), noise)
-        for numbers, most, noise in ((split.held_out, _HELD_OUT, 0.0),
-                                     (split.train, args.num_windows, run.training.vector_noise)))
+        for numbers, most, noise in (
+            (split.held_out, _HELD_OUT, 0.0),
+            (split.train, options.num_windows, run.training.vector_noise)))
     before = training.drift(held_out)
-    training.train(windows, args.num_batches, args.lr, torch.Generator().manual_seed(args.seed))
+    training.train(windows, options.num_batches, options.lr,
+                   torch.Generator().manual_seed(options.seed))
     after = training.drift(held_out)
     print(f"drift of the camera in {config.num_sim_steps} steps of held-out windows: mean "
           f"{before[0]:.2f}, median {before[1]:.2f} pixels before; {after[0]:.2f}, {after[1]:.2f} "
           "after")
-    save_published(args.output, simulator)
-    copy_settings(args.model_file, args.output)
-    print(f"wrote {args.output}")
+    save_published(options.output, simulator)
+    copy_settings(options.model_file, options.output)
+    print(f"wrote {options.output}")
+    return options.output
 
+
+main = command(FitCameraOptions, fit_camera)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""Train the prior of a simulator with worlds, which generates starts and what lies beyond views.
+"""Training of the prior, see ``TrainPriorOptions``.
 
     python -m generative.train_prior --agent_file <agent> --model_file <simulator> \
         --data_dir <recording with --worlds> --output <folder>/model.pt
@@ -21,21 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from agents.agent_file import adam_moments
-from common.cli import (
-    Parser,
-    add_compute_flags,
-    add_output_file_flag,
-    check_output,
-    count,
-    from_zero,
-    seed,
-    set_up_logging,
-)
+from common.cli import count, from_zero, output_file, seed
 from common.config import check_entries
 from common.cuda_graph import GraphedFunction
-from common.devices import Compute, resolve_compute
-from common.errors import UserError, script_main
+from common.devices import Compute
+from common.errors import Stopped, UserError
 from common.files import load_tensors, save_tensors
+from common.options import ComputeOptions, OutputFileOptions, command, option
 from common.progress import Progress
 from common.signals import deferred_signals
 from generative.batches import AlignedBatch, align, in_batches, true_phase
@@ -58,23 +50,22 @@ _AT_A_TIME = 100
 _LOG_INTERVAL = 100
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__.partition("\n")[0])
-    flags.add_argument("--agent_file", type=Path, required=True, help="agent inside the simulator")
-    flags.add_argument("--model_file", type=Path, required=True, help="simulator with worlds")
-    flags.add_argument("--data_dir", type=Path, required=True,
-                       help="recording with worlds, from record.py --worlds")
-    flags.add_argument("--num_world_batches", type=from_zero, default=20000,
-                       help="batches of worlds; 0 to keep the prior over worlds")
-    flags.add_argument("--num_start_batches", type=from_zero, default=8000,
-                       help="batches of start vectors; 0 to keep their prior")
-    flags.add_argument("--batch_size", type=count, default=32,
-                       help="number of worlds or start vectors in a batch")
-    flags.add_argument("--lr", type=float, default=1e-3, help="learning rate")
-    flags.add_argument("--seed", type=seed, default=0, help="seed of every random choice")
-    add_compute_flags(flags)
-    add_output_file_flag(flags, required=True, help="simulator file to write")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainPriorOptions(OutputFileOptions, ComputeOptions):
+    """Train the prior of a simulator with worlds, which generates starts and what lies beyond
+    views."""
+
+    agent_file: Path = option(help="agent inside the simulator")
+    model_file: Path = option(help="simulator with worlds")
+    data_dir: Path = option(help="recording with worlds, from record.py --worlds")
+    num_world_batches: int = option(20000, "batches of worlds; 0 to keep the prior over worlds",
+                                    type=from_zero)
+    num_start_batches: int = option(8000, "batches of start vectors; 0 to keep their prior",
+                                    type=from_zero)
+    batch_size: int = option(32, "number of worlds or start vectors in a batch", type=count)
+    lr: float = option(1e-3, "learning rate")
+    seed: int = option(0, "seed of every random choice", type=seed)
+    output: Path = option(help="simulator file to write", type=output_file)
 
 
 def worlds_to_learn(worlds: RecordedWorlds, pixels_per_square: float | None) -> np.ndarray:
@@ -281,52 +272,26 @@ class PriorTraining:
             parameter.copy_(weight)
 
 
-@script_main
-def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    check_export(args.model_file, args.output)
-    check_output(args.output, lambda path: False, args.overwrite)
-    run = run_of(args.model_file)
+def train_prior(options: TrainPriorOptions) -> Path:
+    """Train the prior, and return the file of the simulator with it.
+
+    Raises:
+        Stopped: after a stop signal; the same call resumes.
+    """
+    check_export(options.model_file, options.output)
+    options.check_output()
+    run = run_of(options.model_file)
     assert run is not None  # check_export has found its settings
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
-    simulator = open_simulator(args.model_file, args.agent_file, run.simulator, compute)
+    simulator = open_simulator(options.model_file, options.agent_file, run.simulator,
+                               options.compute)
     config, squares = simulator.config, simulator.squares
     if squares is None or not config.world_squares:
-        raise UserError(f"{args.model_file} has no worlds; train a simulator with worlds first")
-    dataset = RolloutDataset(args.data_dir, config.num_init_steps, config.num_sim_steps)
-    dataset.check_agent(args.agent_file, simulator.agent.policy)
-    attach_worlds(args.output.parent / WORLDS_NAME, dataset, config.world_squares, squares)
-    worlds = dataset.worlds
-    starts = encoded_worlds(simulator, compute, dataset) if args.num_start_batches else None
-    learned = worlds_to_learn(worlds, config.pixels_per_square)
-    known = torch.from_numpy(worlds.squares[learned]).to(compute.device)
-    world_camera = world_cameras(worlds, config.pixels_per_square)[learned].to(compute.device)
-
-    def loss_of_worlds(rows: Tensor, generator: torch.Generator) -> Tensor:
-        with compute.autocast():
-            squares, camera = world_loss(prior.worlds, known[rows].long(), world_camera[rows],
-                                         generator, is_view=not config.pixels_per_square)
-            return squares + camera
-
-    def loss_of_starts(rows: Tensor, generator: torch.Generator) -> Tensor:
-        assert starts is not None
-        with compute.autocast():
-            loss = start_loss(prior.starts, starts.codes[rows], starts.views[rows],
-                              starts.cameras[rows], generator)
-            if prior.player is not None:
-                loss = loss + player_loss(prior.player, starts.squares[rows], starts.players[rows])
-            return loss
-
-    prior = simulator.prior
-    trainings = {
-        "worlds": PriorTraining(prior.worlds, loss_of_worlds, len(known), args.batch_size,
-                                args.num_world_batches, args.lr, args.seed),
-        "starts": PriorTraining(
-            nn.ModuleList(filter(None, [prior.starts, prior.player])), loss_of_starts,
-            len(starts.codes) if starts else 0, args.batch_size, args.num_start_batches, args.lr,
-            args.seed)}
-    checkpoint = args.output.with_suffix(".training.pt")
+        raise UserError(f"{options.model_file} has no worlds; train a simulator with worlds first")
+    dataset = RolloutDataset(options.data_dir, config.num_init_steps, config.num_sim_steps)
+    dataset.check_agent(options.agent_file, simulator.agent.policy)
+    attach_worlds(options.output.parent / WORLDS_NAME, dataset, config.world_squares, squares)
+    trainings = trainings_of(options, simulator, dataset)
+    checkpoint = options.output.with_suffix(".training.pt")
     if checkpoint.exists():
         saved = load_tensors(checkpoint, "checkpoint of the prior")
         for name, training in trainings.items():
@@ -339,15 +304,50 @@ def main(argv: list[str] | None = None) -> int:
         status = training.train(save)
         print(f"{name}: {training.batches} batches", flush=True)
         if status:
-            print("stopped; run the same command again to resume")
-            return status
-    prior.trained.fill_(1)
-    save_published(args.output, simulator)
-    copy_settings(args.model_file, args.output)
+            raise Stopped(status, "stopped; run the same command again to resume")
+    simulator.prior.trained.fill_(1)
+    save_published(options.output, simulator)
+    copy_settings(options.model_file, options.output)
     checkpoint.unlink()
-    print(f"wrote {args.output}")
-    return 0
+    print(f"wrote {options.output}")
+    return options.output
 
+
+def trainings_of(options: TrainPriorOptions, simulator: Simulator, dataset: RolloutDataset
+                 ) -> dict[str, PriorTraining]:
+    """Return the trainings of the priors over worlds and over starts, by name."""
+    compute, prior, worlds = options.compute, simulator.prior, dataset.worlds
+    pixels_per_square = simulator.config.pixels_per_square
+    starts = encoded_worlds(simulator, compute, dataset) if options.num_start_batches else None
+    learned = worlds_to_learn(worlds, pixels_per_square)
+    known = torch.from_numpy(worlds.squares[learned]).to(compute.device)
+    world_camera = world_cameras(worlds, pixels_per_square)[learned].to(compute.device)
+
+    def loss_of_worlds(rows: Tensor, generator: torch.Generator) -> Tensor:
+        with compute.autocast():
+            squares, camera = world_loss(prior.worlds, known[rows].long(), world_camera[rows],
+                                         generator, is_view=not pixels_per_square)
+            return squares + camera
+
+    def loss_of_starts(rows: Tensor, generator: torch.Generator) -> Tensor:
+        assert starts is not None
+        with compute.autocast():
+            loss = start_loss(prior.starts, starts.codes[rows], starts.views[rows],
+                              starts.cameras[rows], generator)
+            if prior.player is not None:
+                loss = loss + player_loss(prior.player, starts.squares[rows], starts.players[rows])
+            return loss
+
+    return {
+        "worlds": PriorTraining(prior.worlds, loss_of_worlds, len(known), options.batch_size,
+                                options.num_world_batches, options.lr, options.seed),
+        "starts": PriorTraining(
+            nn.ModuleList(filter(None, [prior.starts, prior.player])), loss_of_starts,
+            len(starts.codes) if starts else 0, options.batch_size, options.num_start_batches,
+            options.lr, options.seed)}
+
+
+main = command(TrainPriorOptions, train_prior)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 
@@ -19,9 +19,10 @@ from agents.reference_set import MIN_FRAMES, ReferenceSet
 from common.cli import OneText, Parser, add_save_dir_flag, count, from_zero, seed, whole
 from common.errors import UserError
 from common.files import sha256
+from common.options import Options, ParameterOptions, SaveDirOptions, add_own_options, option
 from common.parameters import ParameterSet
 from common.step_results import StepResults
-from interventions.config import DirectionFilesConfig, SwapConfig
+from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
 from interventions.hidden_states_folder import HIDDEN_STATE_FILES
 from interventions.patch_text import (
     Opening,
@@ -41,6 +42,175 @@ if TYPE_CHECKING:
 REFERENCE_SIZE = 50  # published value
 
 
+def direction(text: str) -> int | None:
+    """argparse type: the number of a direction, or None."""
+    return None if text.lower() == "none" else int(text)
+
+
+def _num_directions_option() -> Any:
+    return option(None, "number of recorded episodes that the directions were computed from; part "
+                        "of their file names", type=count, key="analysis.agent_h.num_episodes")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DirectionFolderOptions(SaveDirOptions):
+    """Options that select the folder with the directions of the hidden space.
+
+    Attributes:
+        num_episodes_option: name of the option for the number of episodes that the directions were
+            computed from.
+    """
+
+    num_episodes_option: ClassVar[str] = "num_episodes"
+
+    precomp_dir: Path | None = option(
+        None, "results folder of hidden_analysis_precompute.py; by default "
+              "<save_dir>/hx_analysis_precomp",
+        names=("--precomp_dir", "--precomputed_analysis_data_path"))
+
+    @property
+    def directions_folder(self) -> Path:
+        """Folder of the directions."""
+        return self.precomp_dir or self.parameters.folders.hidden_states
+
+    @property
+    def direction_episodes(self) -> int:
+        """Number of episodes that the directions were computed from; if it was not given, that of
+        the only directions in the folder.
+
+        Raises:
+            UserError: if the folder holds directions for other numbers only.
+        """
+        return StepResults.open(
+            self.directions_folder, HIDDEN_STATE_FILES,
+            self.parameters.get(DirectionFilesConfig).num_episodes, f"--{self.num_episodes_option}",
+            self.parameters.is_given(DirectionFilesConfig, "num_episodes")).number
+
+    def load_projector(self, policy: Policy, agent_file: Path) -> tuple[Projector, dict[str, str]]:
+        """Return the projector onto the directions, and the checksums of their files.
+
+        Raises:
+            UserError: see ``Projector.load_for``.
+        """
+        return Projector.load_for(policy.hidden_state_size, self.directions_folder,
+                                  self.direction_episodes, agent_file)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DirectionOptions(DirectionFolderOptions):
+    """Options that select the files with the directions of the hidden space."""
+
+    num_episodes: int | None = _num_directions_option()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlayedDirectionOptions(DirectionFolderOptions):
+    """``DirectionOptions`` for scripts in which ``num_episodes`` has another meaning."""
+
+    num_episodes_option: ClassVar[str] = "num_direction_episodes"
+
+    num_direction_episodes: int | None = _num_directions_option()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DirectionIdsOptions(ParameterOptions):
+    """Options that select directions by their type and numbers, which may be a range."""
+
+    direction_ids: str | None = option(
+        None, "numbers of the directions that hx_direction stands for, or a range such as 0 to 16, "
+              "which excludes 16",
+        key="analysis.saliency.direction_ids", nargs="+", action=OneText, metavar="ID")
+    saliency_direction_type: str | None = option(
+        None, "type of the directions: independent or principal components",
+        choices=("ica", "pca"), key="analysis.saliency.direction_type")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwapOptions(DirectionFolderOptions):
+    """Options that define a swap of directions."""
+
+    swap_directions_from: tuple[int, ...] | None = option(
+        None, "directions of the hidden space to remove from every change of the agent's state",
+        key="gen_model.swap_directions_from", metavar="DIRECTION")
+    swap_directions_to: tuple[int | None, ...] | None = option(
+        None, "for each direction of --swap_directions_from, the direction that gets the same "
+              "amount instead, or None", type=direction, key="gen_model.swap_directions_to",
+        metavar="DIRECTION")
+    random_directions: int | None = option(
+        None, "replace the directions of the swap by random directions of equal size, drawn with "
+              "this seed", type=seed, metavar="SEED")
+
+    @property
+    def swap_name(self) -> str | None:
+        """Name of the swap, or None if no swap is configured."""
+        return configured_name(self.parameters.get(SwapConfig), self.random_directions)
+
+    def open_swap(self, policy: Policy, agent_file: Path, device: torch.device,
+                  from_step: int = 0) -> Swap | None:
+        """Build the patch of the configured swap; see the function ``open_swap``."""
+        return open_swap(self.parameters.get(SwapConfig),
+                         self.parameters.get(DirectionsConfig).direction_type,
+                         lambda: self.load_projector(policy, agent_file), device,
+                         self.random_directions, from_step)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AlterFromOptions(Options):
+    """Options for the alteration of the hidden state in the real environment."""
+
+    alter_from_step: int = option(
+        0, "first step of an episode at which the hidden state is altered. With 0, the change in "
+           "the first step is altered, too, so the coordinate along a removed direction keeps its "
+           "value in the learned initial state, which differs a lot from later states",
+        type=from_zero)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PatchOptions(Options):
+    """Options that define patches of the agent's layers."""
+
+    patch: tuple[str, ...] = option(
+        (), "patch of a layer, kind@layer[:channels][=value]{,option=value}, such as "
+            "zero@embedder.block2.res1.resadd:55, or "
+            "interchange@embedder.block2.res1.resadd:55,source=7/8, which takes the channel from "
+            "the first frames of other levels; repeat the flag to apply several patches in order",
+        action="append", metavar="PATCH")
+    patch_file: Path | None = option(None, "YAML file with patches: a list of mappings with kind, "
+                                           "layer, channels, value and options")
+    reference_size: int = option(
+        REFERENCE_SIZE, "number of frames of other levels from which patches compute means and "
+                        "standard deviations", type=whole(MIN_FRAMES, 10_000))
+    reference_seed: int = option(0, "seed that selects the reference frames", type=seed)
+
+    @functools.cached_property
+    def arms(self) -> dict[str, tuple[Patch, ...]]:
+        """Lists of patches (arms) by name. All of ``patch`` is one arm; a patch file can define
+        several.
+
+        Raises:
+            UserError: if a patch does not parse, or the patch file is missing or damaged.
+        """
+        arms = [tuple(map(parse_patch, self.patch))] if self.patch else []
+        arms += read_patch_file(self.patch_file) if self.patch_file else []
+        return {arm_name(arm): arm for arm in arms}
+
+    @property
+    def arm(self) -> tuple[Patch, ...]:
+        """The patches of a script that applies only one list of patches; may be empty.
+
+        Raises:
+            UserError: if there are several lists, or a patch does not parse.
+        """
+        if len(self.arms) > 1:
+            raise UserError(f"--patch and --patch_file define {len(self.arms)} arms, but this "
+                            "script plays only one; use a file without sweeps, and only one of "
+                            "the two flags")
+        return next(iter(self.arms.values()), ())
+
+
+# Functions of scripts whose flags are not yet options.
+
+
 def add_direction_flags(parser: Parser, num_episodes_flag: str = "--num_episodes") -> None:
     """Add the flags that select the files with the directions of the hidden space.
 
@@ -55,9 +225,7 @@ def add_direction_flags(parser: Parser, num_episodes_flag: str = "--num_episodes
 
 def add_direction_folder_flag(parser: Parser) -> None:
     """Add --precomp_dir, the folder with the matrices of directions."""
-    parser.add_argument("--precomp_dir", "--precomputed_analysis_data_path", type=Path,
-                        help="results folder of hidden_analysis_precompute.py; by default "
-                             "<save_dir>/hx_analysis_precomp")
+    add_own_options(parser, DirectionFolderOptions)
 
 
 def add_direction_number_flag(parser: Parser, name: str = "--num_episodes") -> None:
@@ -107,79 +275,31 @@ def direction_episodes(args: argparse.Namespace, parameters: ParameterSet,
         parameters.is_given(DirectionFilesConfig, "num_episodes")).number
 
 
-def direction(text: str) -> int | None:
-    """argparse type: the number of a direction, or None."""
-    return None if text.lower() == "none" else int(text)
-
-
 def add_swap_flags(parser: Parser, num_episodes_flag: str = "--num_episodes") -> None:
     """Add the flags that define swaps of directions; see ``add_direction_flags``."""
-    parser.add_argument("--swap_directions_from", type=int, nargs="+", metavar="DIRECTION",
-                        key="gen_model.swap_directions_from",
-                        help="directions of the hidden space to remove from every change of the "
-                             "agent's state")
-    parser.add_argument("--swap_directions_to", type=direction, nargs="+", metavar="DIRECTION",
-                        key="gen_model.swap_directions_to",
-                        help="for each direction of --swap_directions_from, the direction that "
-                             "gets the same amount instead, or None")
-    parser.add_argument("--random_directions", type=seed, metavar="SEED",
-                        help="replace the directions of the swap by random directions of equal "
-                             "size, drawn with this seed")
+    add_own_options(parser, SwapOptions)
     add_direction_flags(parser, num_episodes_flag)
 
 
 def add_alter_from_flag(parser: Parser, default: int) -> None:
     """Add --alter_from_step, the first altered step in the real environment."""
-    parser.add_argument("--alter_from_step", type=from_zero, default=default,
-                        help="first step of an episode at which the hidden state is altered. With "
-                             "0, the change in the first step is altered, too, so the coordinate "
-                             "along a removed direction keeps its value in the learned initial "
-                             "state, which differs a lot from later states")
+    add_own_options(parser, AlterFromOptions)
+    parser.set_defaults(alter_from_step=default)
 
 
-def add_patch_flags(parser: argparse.ArgumentParser) -> None:
+def add_patch_flags(parser: Parser) -> None:
     """Add the flags that define patches of the agent's layers."""
-    parser.add_argument("--patch", action="append", default=[], metavar="PATCH",
-                        help="patch of a layer, kind@layer[:channels][=value]{,option=value}, "
-                             "such as zero@embedder.block2.res1.resadd:55, or "
-                             "interchange@embedder.block2.res1.resadd:55,source=7/8, which takes "
-                             "the channel from the first frames of other levels; repeat the flag "
-                             "to apply several patches in order")
-    parser.add_argument("--patch_file", type=Path,
-                        help="YAML file with patches: a list of mappings with kind, layer, "
-                             "channels, value and options")
-    parser.add_argument("--reference_size", type=whole(MIN_FRAMES, 10_000),
-                        default=REFERENCE_SIZE,
-                        help="number of frames of other levels from which patches compute means "
-                             "and standard deviations")
-    parser.add_argument("--reference_seed", type=seed, default=0,
-                        help="seed that selects the reference frames")
+    add_own_options(parser, PatchOptions)
 
 
 def patch_arms(args: argparse.Namespace) -> dict[str, tuple[Patch, ...]]:
-    """Return the lists of patches (arms) that the flags of ``add_patch_flags`` define, by name.
-
-    All ``--patch`` flags together are one arm. A patch file can define several arms.
-
-    Raises:
-        UserError: if a patch does not parse, or the patch file is missing or damaged.
-    """
-    arms = [tuple(map(parse_patch, args.patch))] if args.patch else []
-    arms += read_patch_file(args.patch_file) if args.patch_file else []
-    return {arm_name(arm): arm for arm in arms}
+    """Return the lists of patches (arms) that the flags of ``add_patch_flags`` define, by name."""
+    return PatchOptions(patch=args.patch, patch_file=args.patch_file).arms
 
 
 def patch_arm(args: argparse.Namespace) -> tuple[Patch, ...]:
-    """Return the patches of a script that applies only one list of patches; empty without flags.
-
-    Raises:
-        UserError: if the flags define several lists, or a patch does not parse.
-    """
-    arms = patch_arms(args)
-    if len(arms) > 1:
-        raise UserError(f"--patch and --patch_file define {len(arms)} arms, but this script plays "
-                        "only one; use a file without sweeps, and only one of the two flags")
-    return next(iter(arms.values()), ())
+    """Return the patches of a script that applies only one list of patches; empty without flags."""
+    return PatchOptions(patch=args.patch, patch_file=args.patch_file).arm
 
 
 def patched_precision(precision: str, patches: Collection) -> str:
@@ -225,7 +345,7 @@ class OpenedPatches:
         warn_of_unused(active)
 
 
-def open_arm(patches: Sequence[Patch], args: argparse.Namespace, policy: Policy,
+def open_arm(patches: Sequence[Patch], args: Any, policy: Policy,
              env: EnvConfig | None, reference: Callable[[int, int], ReferenceSet],
              edit: LevelEdit | None = None) -> OpenedPatches:
     """Open the patches of a script, see ``interventions.patch_text.open_patches``.

@@ -16,23 +16,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from common.cli import Parser, whole
-from common.errors import UserError, script_main
+from agents.networks import Policy
+from common.errors import UserError
+from common.options import changed, command, option
 from common.palette import BLUE, COLOURS, DPI, VERMILION
 from common.progress import Progress
+from common.results import ResultStore
 from common.tables import markdown_escaped, markdown_table
 from envs.procgen_env import EnvConfig
-from maze.level.flags import (
-    add_agent_flags,
-    add_output_flags,
-    filters_of,
-    levels_of,
-    open_store,
-    start,
-)
 from maze.level.grid import FEATURES, FORK, KINDS, describe, kind_of
-from maze.level.regions import add_cheese_region_flag, cheese_region
-from maze.level.state import GAME, WORLD_DIMS, check_seeds, game_of
+from maze.level.options import AgentOptions, ExactOptions, MazeOptions, RegionOptions
+from maze.level.regions import cheese_region, region_option
+from maze.level.state import GAME, MazeState, check_seeds, game_of
 from maze.studies.behaviour import (
     BEHAVIOUR_FILES,
     CHEESE,
@@ -78,73 +73,96 @@ _MODELS = {  # models in the report: title and explanation
 _BINS = 10  # bins of exact probabilities
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_agent_flags(flags, "agent to play", num_mazes=2000)
-    add_cheese_region_flag(flags)
-    flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
-                       help="number of rows and columns of the top right region; the report gives "
-                            "the shares of episodes in which the mouse reaches the cheese or the "
-                            "region first")
-    flags.add_argument("--exact", action="store_true",
-                       help="also compute exact probabilities of reaching cheese and region; needs "
-                            "an agent without memory")
-    flags.add_argument("--regress", action="store_true",
-                       help="also fit regressions of getting the cheese on the features of forks")
-    add_output_flags(flags, "behaviour")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BehaviourOptions(ExactOptions):
+    """Behaviour of an agent in mazes: complete episodes, exact probabilities, and regressions."""
+
+    num_mazes: int = changed(MazeOptions, "num_mazes", default=2000)
+    cheese_region: int = region_option()
+    region: int = changed(RegionOptions, "region", help=(
+        "number of rows and columns of the top right region; the report gives the shares of "
+        "episodes in which the mouse reaches the cheese or the region first"))
+    regress: bool = option(
+        False, "also fit regressions of getting the cheese on the features of forks")
+    output_dir: Path = changed(AgentOptions, "output_dir", default=Path("analysis/maze/behaviour"))
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """Options that select the levels, as in a report."""
+        return {"seed": self.seed, "levels": list(self.levels) if self.levels else None,
+                "cheese region": self.cheese_region, **dataclasses.asdict(self.filters)}
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args, compute, policy = start(parser(), argv)
-    edit = cheese_region(EnvConfig(GAME, args.distribution_mode), args.cheese_region)
-    chosen = levels_of(args, edit)
+def measure_behaviour(options: BehaviourOptions) -> pd.DataFrame | None:
+    """Play all levels, write the results to ``options.output_dir``, and return the table of
+    episodes; None for a dry run."""
+    policy = options.load_agent()
+    edit = cheese_region(EnvConfig(GAME, options.distribution_mode), options.cheese_region)
+    chosen = options.choose_levels(edit)
     states = [state for state in chosen if kind_of(state.grid) in KINDS]
     if not states:
         raise UserError(f"none of {len(chosen)} levels has exactly one reachable cheese; choose "
                         "other levels")
     check_seeds(states)
-    if args.dry_run:
+    if options.dry_run:
         print(*(f"{state.level_seed}: {describe(state.grid)}" for state in states), sep="\n")
-        return
-    game, filters = game_of(states), dataclasses.asdict(filters_of(args))
-    store = open_store(BEHAVIOUR_FILES, args, compute, {
+        return None
+    game = game_of(states)
+    store = options.open_store(BEHAVIOUR_FILES, {
         "distribution_mode": game.distribution_mode, "use_backgrounds": game.use_backgrounds,
-        "levels": args.levels, "start_level": args.start_level, "num_levels": args.num_levels,
-        "filters": filters, "cheese_region": args.cheese_region, "region": args.region,
-        "exact": args.exact, "seed": args.seed})
+        "levels": options.levels, "start_level": options.start_level,
+        "num_levels": options.num_levels, "filters": dataclasses.asdict(options.filters),
+        "cheese_region": options.cheese_region, "region": options.region, "exact": options.exact,
+        "seed": options.seed})
+    levels = play_missing(options, policy, store, states)
+    table = episodes_table(levels, states, options.region)
+    store.write("paths", value=paths_of(levels))
+    notes = [f"{len(chosen) - len(states)} of {len(chosen)} levels were left out, because they do "
+             "not have exactly one reachable cheese."] if len(chosen) > len(states) else []
+    title = f"{options.agent_file.name}, {len(table)} {game.distribution_mode} levels"
+    write_results(options, store, table, title, notes)
+    return table
+
+
+def play_missing(options: BehaviourOptions, policy: Policy, store: ResultStore,
+                 states: Sequence[MazeState]) -> list[dict]:
+    """Play the levels that the store lacks, and return all levels' results."""
     played = read_levels(store, states)
     missing = [number for number in range(len(states)) if number not in played]
     with Progress(len(states), "level", len(states) - len(missing)) as progress:
-        for level in play_levels(policy, compute, states, missing, args.seed, args.exact,
-                                 args.region):
+        for level in play_levels(policy, options.compute, states, missing, options.seed,
+                                 options.exact, options.region):
             store.append("levels", row=level)
             played[level["number"]] = level
             progress.update(progress.done + 1)
-    levels = [played[number] for number in range(len(states))]
-    table = episodes_table(levels, states, args.region)
-    store.write("paths", value=paths_of(levels))
+    return [played[number] for number in range(len(states))]
+
+
+def write_results(options: BehaviourOptions, store: ResultStore, table: pd.DataFrame, title: str,
+                  notes: Sequence[str]) -> None:
+    """Write the table of episodes, regressions, figures and report.
+
+    Args:
+        title: agent and levels, for figures and report.
+        notes: sentences on excluded levels.
+    """
     store.write("episodes", value=table)
-    notes = [f"{len(chosen) - len(states)} of {len(chosen)} levels were left out, because they do "
-             "not have exactly one reachable cheese."] if len(chosen) > len(states) else []
-    title = f"{args.agent_file.name}, {len(table)} {game.distribution_mode} levels"
     with store.file("episodes_figure") as temporary:
         draw_episodes(temporary, table, title)
     predicted = None
-    if args.regress:
+    if options.regress:
         try:
-            predicted = fit_regressions(table, args.seed)
+            predicted = fit_regressions(table, options.seed)
         except UserError as error:  # not a failure: the agent may always get the cheese
-            notes.append(f"There are no regressions: {error}.")
+            notes = [*notes, f"There are no regressions: {error}."]
     if predicted is not None:
         store.write("regressions", value=predicted)
         with store.file("regressions_figure") as temporary:
             draw_regressions(temporary, predicted, title)
-    options = {"seed": args.seed, "levels": args.levels, "cheese region": args.cheese_region,
-               **filters}
-    what = "; ".join([title, *(f"{name}: {value}" for name, value in options.items() if value)])
-    store.write("report", value=report(table, predicted, what, notes, args.region, args.seed))
+    what = "; ".join([title, *(f"{name}: {value}" for name, value in options.selection.items()
+                               if value)])
+    store.write("report", value=report(table, predicted, what, notes, options.region,
+                                       options.seed))
     print(f"{title}: got the cheese in {100 * table[GOT].mean():.1f} %", *notes,
           f"wrote {store.file_of('report')}, {store.file_of('episodes').name} and "
           f"{store.file_of('paths').name} next to it", sep="\n")
@@ -309,6 +327,8 @@ def draw_regressions(path: Path, table: pd.DataFrame, title: str) -> None:
     figure.suptitle(title)
     figure.savefig(path, dpi=DPI)
 
+
+main = command(BehaviourOptions, measure_behaviour)
 
 if __name__ == "__main__":
     raise SystemExit(main())

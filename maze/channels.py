@@ -8,8 +8,10 @@ of the level from each layer. A killed run resumes after its last finished step.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +20,17 @@ from matplotlib.figure import Figure
 
 from agents.layers import Layer, all_layers
 from agents.networks import Policy
-from common.cli import Parser, count, from_zero, whole
-from common.errors import UserError, script_main
+from common.cli import count, from_zero, whole
+from common.errors import UserError
+from common.options import changed, command, option
 from common.palette import BLUE, DPI, VERMILION
+from common.results import ResultStore
 from common.tables import markdown_table
 from interventions.flags import REFERENCE_SIZE
 from interventions.tracking import SCORES
 from maze.field.fields import reference_frames
-from maze.level.flags import add_agent_flags, add_output_flags, levels_of, open_store, start
-from maze.level.state import game_of
+from maze.level.options import AgentOptions, MazeOptions
+from maze.level.state import MazeState, game_of
 from maze.studies.channels import (
     CENTRED,
     CHANNEL_FILES,
@@ -51,65 +55,60 @@ from stats.report import report as effect_report
 _METRICS = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log-loss (nats)", "r2": "R²"}
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_agent_flags(flags, "agent to analyse", num_mazes=100)
-    flags.add_argument("--layers", nargs="+", metavar="LAYER",
-                       help="convolutional layers to score and probe; if not given, the residual "
-                            "additions, or all such layers of a network without residual additions")
-    flags.add_argument("--layer", default=LAYER, help="layer whose chosen channels are multiplied")
-    flags.add_argument("--num_channels", type=count, default=11,
-                       help="maximum number of channels to choose per layer")
-    flags.add_argument("--factors", nargs="+", metavar="FACTOR",
-                       default=["-3", "-1", "0", "2", "positive:0", "positive:2"],
-                       help="factors by which channels are multiplied; positive:2,negative:0 "
-                            "doubles the positive part and removes the negative part")
-    flags.add_argument("--num_controls", type=whole(2, 1000), default=19,
-                       help="number of random sets of channels per factor")
-    flags.add_argument("--num_shuffles", type=from_zero, default=2,
-                       help="number of probes with shuffled labels")
-    add_output_flags(flags, "channels")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrackingOptions(AgentOptions):
+    """Channels that follow the cheese: tracking scores, effects of scaling them, and layer
+    probes."""
+
+    num_mazes: int = changed(MazeOptions, "num_mazes", default=100)
+    layers: tuple[str, ...] | None = option(
+        None, "convolutional layers to score and probe; if not given, the residual additions, or "
+              "all such layers of a network without residual additions", metavar="LAYER")
+    layer: str = option(LAYER, "layer whose chosen channels are multiplied")
+    num_channels: int = option(11, "maximum number of channels to choose per layer", type=count)
+    factors: tuple[str, ...] = option(
+        ("-3", "-1", "0", "2", "positive:0", "positive:2"),
+        "factors by which channels are multiplied; positive:2,negative:0 doubles the positive part "
+        "and removes the negative part", metavar="FACTOR")
+    num_controls: int = option(19, "number of random sets of channels per factor",
+                               type=whole(2, 1000))
+    num_shuffles: int = option(2, "number of probes with shuffled labels", type=from_zero)
+    output_dir: Path = changed(AgentOptions, "output_dir", default=Path("analysis/maze/channels"))
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args, compute, policy = start(parser(), argv)
-    layers, multiplied_layer = parse_layers(policy, args.layers, args.layer)
-    factors = [parse_factor(text) for text in args.factors]
-    args.num_mazes *= 2
-    states = levels_of(args)
+def track_cheese(options: TrackingOptions) -> pd.DataFrame | None:
+    """Find and test channels that follow the cheese, write the results to ``options.output_dir``,
+    and return the tracking scores; None for a dry run."""
+    policy, compute = options.load_agent(), options.compute
+    layers, multiplied_layer = parse_layers(policy, options.layers, options.layer)
+    factors = [parse_factor(text) for text in options.factors]
+    states = dataclasses.replace(options, num_mazes=2 * options.num_mazes).choose_levels()
     half = len(states) // 2
     sets = {CHOOSING: states[:half], REPORTING: states[half:]}
     decisions = Decisions(policy, compute, sets[REPORTING])
     for state in states:
         state.grid.cheese  # noqa: B018  raises for none or several
     seeds = {name: [state.level_seed for state in levels] for name, levels in sets.items()}
-    if args.dry_run:
+    if options.dry_run:
         print(*(f"{name}: {numbers}" for name, numbers in seeds.items()), sep="\n")
-        return
-    store = open_store(CHANNEL_FILES, args, compute, {
+        return None
+    store = options.open_store(CHANNEL_FILES, {
         "levels": seeds, "layers": [layer.name for layer in layers], "layer": multiplied_layer.name,
-        "factors": args.factors, "num_forks": len(decisions.states),
-        "num_channels": args.num_channels, "num_controls": args.num_controls,
-        "num_shuffles": args.num_shuffles, "seed": args.seed}, states=states)
+        "factors": options.factors, "num_forks": len(decisions.states),
+        "num_channels": options.num_channels, "num_controls": options.num_controls,
+        "num_shuffles": options.num_shuffles, "seed": options.seed}, states=states)
     scores = pd.concat([
         store.compute("scores", name, function=functools.partial(
-            tracking_scores, policy, compute, layers, levels, name, args.seed))
+            tracking_scores, policy, compute, layers, levels, name, options.seed))
         for name, levels in sets.items()], ignore_index=True)
-    chosen = choose_channels(scores[scores["set"] == CHOOSING], args.num_channels)
+    chosen = choose_channels(scores[scores["set"] == CHOOSING], options.num_channels)
     scores["chosen"] = pd.MultiIndex.from_frame(scores[["layer", "channel"]]).isin(chosen)
     multiplied = [channel for layer, channel in chosen if layer == multiplied_layer.name]
-    effects = pd.DataFrame()
-    if multiplied:
-        reference = reference_frames(game_of(states), {state.level_seed for state in states},
-                                     REFERENCE_SIZE, args.seed)
-        groups = [multiplied[:1], *([multiplied] if len(multiplied) > 1 else [])]
-        effects = store.compute("effects", function=lambda: multiply_channels(
-            decisions, multiplied_layer, groups, factors, reference, args.num_controls, args.seed))
+    effects = multiply_chosen(options, store, decisions, multiplied_layer, multiplied, factors,
+                              states)
     probes = store.compute("probes", function=lambda: probe_layers(
-        policy, layers, states, draw_got_cheese(policy, compute, states, args.seed), args.seed,
-        args.num_shuffles))
+        policy, layers, states, draw_got_cheese(policy, compute, states, options.seed),
+        options.seed, options.num_shuffles))
     store.write("report", value=report(scores, multiplied_layer.name, effects, probes,
                                        len(decisions.states)))
     with store.file("figure") as temporary:
@@ -117,9 +116,25 @@ def main(argv: list[str] | None = None) -> None:
     store.write("channels", value=scores)
     print(*(f"{layer}: channel {channel} was chosen as following the cheese"
             for layer, channel in chosen), f"wrote {store.file_of('channels')}", sep="\n")
+    return scores
 
 
-def parse_layers(policy: Policy, names: list[str] | None, multiplied: str
+def multiply_chosen(options: TrackingOptions, store: ResultStore, decisions: Decisions,
+                    layer: Layer, channels: Sequence[int],
+                    factors: Sequence[tuple[float, float]], states: Sequence[MazeState]
+                    ) -> pd.DataFrame:
+    """Return the effects of multiplying the strongest channel, and all channels together; empty
+    without channels."""
+    if not channels:
+        return pd.DataFrame()
+    reference = reference_frames(game_of(states), {state.level_seed for state in states},
+                                 REFERENCE_SIZE, options.seed)
+    groups = [channels[:1], *([channels] if len(channels) > 1 else [])]
+    return store.compute("effects", function=lambda: multiply_channels(
+        decisions, layer, groups, factors, reference, options.num_controls, options.seed))
+
+
+def parse_layers(policy: Policy, names: Sequence[str] | None, multiplied: str
                  ) -> tuple[list[Layer], Layer]:
     """Return the layers to score and probe, in order of computation, and the layer to multiply.
 
@@ -246,6 +261,8 @@ def plot(path: Path, scores: pd.DataFrame, probes: pd.DataFrame) -> None:
     figure.suptitle("Channels that follow the cheese (red: chosen on other levels), and probes")
     figure.savefig(path, dpi=DPI, format="png")
 
+
+main = command(TrackingOptions, track_cheese)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -10,14 +10,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
 
 from agents.agent_file import agent_files
 from agents.layers import layers_named
-from common.cli import Parser, from_zero, whole
-from common.errors import UserError, script_main
-from common.shards import WHOLE, add_shard_flags
-from interventions.flags import OpenedPatches, add_patch_flags, open_arm, patch_arms
+from agents.networks import Policy
+from agents.patch import Patch
+from common.cli import from_zero
+from common.errors import UserError
+from common.options import ShardOptions, changed, command, option
+from common.results import ResultStore
+from common.shards import WHOLE
+from interventions.flags import OpenedPatches, PatchOptions, open_arm
 from maze.field.fields import MEMORIES, START, reference_frames
 from maze.field.plots import (
     Style,
@@ -31,123 +38,161 @@ from maze.field.results import (
     FIELDS_FILES,
     UNPATCHED,
     FieldOptions,
+    Fields,
     add_arm,
     fields_of_arm,
     moved_table,
     outcome_table,
 )
-from maze.level.flags import add_agent_flags, add_output_flags, levels_of, open_store, start
 from maze.level.grid import describe
+from maze.level.options import AgentOptions, MazeOptions, RegionOptions
 from maze.level.patch_words import marked_squares, register_maze_words
-from maze.level.state import WORLD_DIMS, MazeState, as_played, draw, game_of
-from maze.studies.vectors import add_own_vector_flags, own_vectors
+from maze.level.state import MazeState, as_played, draw, game_of
+from maze.studies.vectors import OwnVectorOptions
 
 _PRINTED = ("mean_total_variation", "p_cheese", "p_corner", "exact_cheese", "facing_variation")
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_agent_flags(flags, "agent to analyse", num_mazes=10)
-    add_own_vector_flags(flags)
-    add_patch_flags(flags)
-    flags.add_argument("--facing", default="0", choices=("0", "1", "both"),
-                       help="facing of the mouse: 0 for left, 1 for right; both: compute both "
-                            "fields and, for agents without memory, exact probabilities")
-    flags.add_argument("--memory", default=START, choices=MEMORIES,
-                       help="recurrent state of agents with a GRU: the state at an episode's "
-                            "start, or the state after walking to the square")
-    flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
-                       help="number of rows and columns of the top right region, for exact "
-                            "probabilities")
-    flags.add_argument("--num_pictures", type=from_zero, default=20,
-                       help="number of levels, in order, for which figures are drawn")
-    flags.add_argument("--components", action="store_true",
-                       help="draw an arrow for each direction instead of the net arrow")
-    flags.add_argument("--margin", action="store_true", help="also draw the walls around the maze")
-    flags.add_argument("--films", nargs="+", default=[],
-                       choices=(COEFFICIENTS, CHECKPOINTS, CHEESE),
-                       help="films of the levels with figures. coefficients: one image per arm; "
-                            "checkpoints: one per agent file in the agent's folder; cheese: one "
-                            "per square of the cheese")
-    flags.add_argument("--num_stills", type=from_zero, default=0,
-                       help="number of stills of each film to write side by side as an image")
-    add_output_flags(flags, "fields")
-    add_shard_flags(flags, "the levels")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FieldStudyOptions(OwnVectorOptions, PatchOptions, RegionOptions, AgentOptions,
+                        ShardOptions):
+    """Vector fields of an agent on maze levels, with and without patches, and their
+    differences."""
+
+    num_mazes: int = changed(MazeOptions, "num_mazes", default=10)
+    facing: str = option(
+        "0", "facing of the mouse: 0 for left, 1 for right; both: compute both fields and, for "
+             "agents without memory, exact probabilities", choices=("0", "1", "both"))
+    memory: str = option(
+        START, "recurrent state of agents with a GRU: the state at an episode's start, or the "
+               "state after walking to the square", choices=MEMORIES)
+    num_pictures: int = option(20, "number of levels, in order, for which figures are drawn",
+                               type=from_zero)
+    components: bool = option(False, "draw an arrow for each direction instead of the net arrow")
+    margin: bool = option(False, "also draw the walls around the maze")
+    films: tuple[str, ...] = option(
+        (), "films of the levels with figures. coefficients: one image per arm; checkpoints: one "
+            "per agent file in the agent's folder; cheese: one per square of the cheese",
+        choices=(COEFFICIENTS, CHECKPOINTS, CHEESE))
+    num_stills: int = option(
+        0, "number of stills of each film to write side by side as an image", type=from_zero)
+    output_dir: Path = changed(AgentOptions, "output_dir", default=Path("analysis/maze/fields"))
+
+    def field_options(self, policy: Policy) -> FieldOptions:
+        """Return the options of a single field."""
+        facings = (0, 1) if self.facing == "both" else (int(self.facing),)
+        return FieldOptions(policy, self.compute, facings, self.memory)
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args, compute, policy = start(parser(), argv)
-    levels = by_name(levels_of(args))
-    env = game_of(levels.values())
+def compute_fields(options: FieldStudyOptions) -> pd.DataFrame | None:
+    """Compute fields, write them, tables, figures and films to ``options.output_dir``, and return
+    the outcomes by arm and level; None for a dry run, or for one of several shards."""
+    policy = options.load_agent()
+    all_levels = by_name(options.choose_levels())
     register_maze_words()
-    patches = patch_arms(args)
-    steered = {name.replace(" ", "_"): patch
-               for name, patch in own_vectors(args, policy, [*levels.values()]).items()}
+    patches = options.arms
+    steered = {name.replace(" ", "_"): patch for name, patch in options.own_vectors(
+        policy, [*all_levels.values()]).items()}
     arms = [UNPATCHED, *steered, *patches]
-    if COEFFICIENTS in args.films and len(arms) < 3:
-        raise UserError(f"--films {COEFFICIENTS} needs several arms: give several --vectors, "
-                        "or --patch_file with a list of coefficients")
-    checkpoints = agent_files(args.agent_file.parent)
-    if CHECKPOINTS in args.films and len(checkpoints) < 2:
-        raise UserError(f"--films {CHECKPOINTS} needs the agent files model_<steps>.pth of a run "
-                        f"next to {args.agent_file}; there are {len(checkpoints)}")
-    if args.dry_run:
-        print(*(f"{name}: {describe(state.grid)}" for name, state in levels.items()),
+    checkpoints = check_films(options, len(arms))
+    if options.dry_run:
+        print(*(f"{name}: {describe(state.grid)}" for name, state in all_levels.items()),
               f"arms: {', '.join(arms)}", sep="\n")
-        return
-    facings = (0, 1) if args.facing == "both" else (int(args.facing),)
-    store = open_store(FIELDS_FILES, args, compute, {
-        "facing": args.facing, "memory": args.memory, "region": args.region,
-        "components": args.components, "margin": args.margin}, args.shard,
-        {"levels": list(levels), "arms": arms}, args.join,
-        [("field", arm, level) for arm in arms for level in levels])
-    all_levels = [*levels.values()]
-    levels = {name: levels[name] for name in args.shard.of(list(levels))}
-    options = FieldOptions(policy, compute, facings, args.memory)
-    reference = functools.cache(functools.partial(
-        reference_frames, env, {state.level_seed for state in all_levels}))
-    by_arm, moved = {}, []
-    for name in arms:
-        opened = OpenedPatches([steered[name]], {"own_vector": name, "layer": args.layer}
-                               ) if name in steered else open_arm(
-            patches.get(name, ()), args, policy, env, reference,
-            functools.partial(as_played, all_levels))
-        std = {layer.name: reference(args.reference_size, args.reference_seed).std(policy, layer)
-               for patch in opened.patches for layer in layers_named(policy, patch.layer)}
-        add_arm(store, name, opened.metadata)
-        by_arm[name], sizes = fields_of_arm(store, name, opened.patches, levels, options, std)
-        moved += sizes
+        return None
+    store = options.open_store(FIELDS_FILES, {
+        "facing": options.facing, "memory": options.memory, "region": options.region,
+        "components": options.components, "margin": options.margin}, options.shard,
+        {"levels": list(all_levels), "arms": arms}, options.join,
+        [("field", arm, level) for arm in arms for level in all_levels])
+    by_arm, moved = fields_by_arm(options, policy, store, arms, steered, patches, all_levels)
     store.finish()
-    if args.shard != WHOLE:
+    levels = {name: all_levels[name] for name in options.shard.of(list(all_levels))}
+    if options.shard != WHOLE:
         print(f"the fields of {len(levels)} levels in {len(arms)} arms are in {store.path}")
-        return
-    table, sizes = outcome_table(by_arm, levels, args.region), moved_table(moved)
+        return None
+    table, sizes = outcome_table(by_arm, levels, options.region), moved_table(moved)
     store.write("moved", value=sizes)
     store.write("differences", value=table)
     for row in sizes[sizes["pictures"] == 0].itertuples():
         print(f"{row.arm}: the patch at {row.layer} never acted on any frame")
-    style = Style(args.components, args.margin)
-    drawn = list(levels)[:args.num_pictures]
+    draw_all(options, policy, store, patches, by_arm, levels, checkpoints)
+    means = table.groupby("arm", sort=False)[list(_PRINTED)].mean()
+    print(f"{means.to_string()}\nwrote {store.file_of('differences')} and the fields of "
+          f"{len(levels)} levels in {len(arms)} arms")
+    return table
+
+
+def check_films(options: FieldStudyOptions, num_arms: int) -> list[Path]:
+    """Return the agent files for the films of checkpoints.
+
+    Raises:
+        UserError: if the films need more arms or agent files.
+    """
+    if COEFFICIENTS in options.films and num_arms < 3:
+        raise UserError(f"--films {COEFFICIENTS} needs several arms: give several --vectors, "
+                        "or --patch_file with a list of coefficients")
+    checkpoints = agent_files(options.agent_file.parent)
+    if CHECKPOINTS in options.films and len(checkpoints) < 2:
+        raise UserError(f"--films {CHECKPOINTS} needs the agent files model_<steps>.pth of a run "
+                        f"next to {options.agent_file}; there are {len(checkpoints)}")
+    return checkpoints
+
+
+def fields_by_arm(options: FieldStudyOptions, policy: Policy, store: ResultStore,
+                  arms: Sequence[str], steered: Mapping[str, Patch],
+                  patches: Mapping[str, Sequence[Patch]], all_levels: Mapping[str, MazeState]
+                  ) -> tuple[dict[str, dict[str, Fields]], list[dict]]:
+    """Compute the missing fields of the shard's levels, and return all of them by arm, and the
+    sizes of the patches' changes.
+
+    Args:
+        arms: names of the arms.
+        steered: patches that add each level's own vector, by arm.
+        patches: lists of patches by arm.
+        all_levels: levels of all shards.
+    """
+    states = [*all_levels.values()]
+    levels = {name: all_levels[name] for name in options.shard.of(list(all_levels))}
+    env = game_of(states)
+    reference = functools.cache(functools.partial(
+        reference_frames, env, {state.level_seed for state in states}))
+    by_arm, moved = {}, []
+    for name in arms:
+        opened = OpenedPatches([steered[name]], {"own_vector": name, "layer": options.layer}
+                               ) if name in steered else open_arm(
+            patches.get(name, ()), options, policy, env, reference,
+            functools.partial(as_played, states))
+        std = {layer.name: reference(options.reference_size, options.reference_seed).std(
+                   policy, layer)
+               for patch in opened.patches for layer in layers_named(policy, patch.layer)}
+        add_arm(store, name, opened.metadata)
+        by_arm[name], sizes = fields_of_arm(store, name, opened.patches, levels,
+                                            options.field_options(policy), std)
+        moved += sizes
+    return by_arm, moved
+
+
+def draw_all(options: FieldStudyOptions, policy: Policy, store: ResultStore,
+             patches: Mapping[str, Sequence[Patch]], by_arm: Mapping[str, dict[str, Fields]],
+             levels: Mapping[str, MazeState], checkpoints: Sequence[Path]) -> None:
+    """Draw figures and films of the first levels; arguments as in :func:`fields_by_arm`."""
+    style = Style(options.components, options.margin)
+    drawn = list(levels)[:options.num_pictures]
     views = {name: draw([levels[name]], person_view=True)[0] for name in drawn}
     for arm, fields in by_arm.items():
         marked = marked_squares(patches.get(arm, ()))
         draw_arm(store, arm, fields, by_arm[UNPATCHED], views,
                  dataclasses.replace(style, marked=marked))
-    for film, name in itertools.product(args.films, drawn):
-        stills = store.file_of("stills", film, name) if args.num_stills else None
+    for film, name in itertools.product(options.films, drawn):
+        stills = store.file_of("stills", film, name) if options.num_stills else None
         if not store.has("film", film, name) or (stills and not stills.exists()):
             figures = {  # generators, of which only the chosen one runs
                 COEFFICIENTS: over_arms(by_arm, name, views[name], style),
-                CHECKPOINTS: over_checkpoints(checkpoints, levels[name], options, views[name],
-                                              style),
-                CHEESE: over_cheese(levels[name], options, style)}[film]
-            write_film(store.file_of("film", film, name), figures, stills, args.num_stills)
-    means = table.groupby("arm", sort=False)[list(_PRINTED)].mean()
-    print(f"{means.to_string()}\nwrote {store.file_of('differences')} and the fields of "
-          f"{len(levels)} levels in {len(arms)} arms")
+                CHECKPOINTS: over_checkpoints(checkpoints, levels[name],
+                                              options.field_options(policy), views[name], style),
+                CHEESE: over_cheese(levels[name], options.field_options(policy), style)}[film]
+            write_film(store.file_of("film", film, name), figures, stills, options.num_stills)
 
 
 def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
@@ -159,6 +204,8 @@ def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
         named[f"{state.level_seed}_{times + 1}" if times else str(state.level_seed)] = state
     return named
 
+
+main = command(FieldStudyOptions, compute_fields)
 
 if __name__ == "__main__":
     raise SystemExit(main())

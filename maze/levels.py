@@ -1,8 +1,9 @@
-"""Choose mazes by seed, by property or from files, edit them, and write them to level files."""
+"""Mazes chosen by seed, by property or from files, edited, and written to level files."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import textwrap
 from pathlib import Path
 
@@ -10,15 +11,15 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageDraw, ImageFont
 
-from common.cli import Parser, add_log_flag, set_up_logging
-from common.errors import UserError, script_main
+from common.errors import UserError
 from common.files import versions
+from common.options import LogOptions, command, option
 from common.progress import with_progress
 from common.results import Entry, File, ResultStore, Schema, Table
 from common.video import write_strip
-from maze.level.flags import EDIT_FLAGS, add_flags, add_level_flags, edited, levels_of
 from maze.level.grid import FEATURES, fork_features
 from maze.level.levels import digest, load_text, save_levels
+from maze.level.options import EditOptions, MazeOptions
 from maze.level.state import MazeState, check_seeds, draw
 
 LEVEL_FILES = Schema(
@@ -29,23 +30,21 @@ _PICTURE_SIZE = 256  # pixels
 _IN_A_ROW = 10
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_level_flags(flags, num_mazes=10)
-    add_flags(flags, EDIT_FLAGS)
-    flags.add_argument("--fields", action="store_true",
-                       help="print every field of the states by name, and write nothing")
-    flags.add_argument("--dry_run", action="store_true",
-                       help="print the levels, and write nothing")
-    flags.add_argument("--view", default="person", choices=("person", "agent"),
-                       help="images in the contact sheet: the large images that people play with, "
-                            "or the 64 x 64 pixels that an agent sees")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/levels"),
-                       help="folder for the level files, levels.csv and levels.png")
-    flags.add_argument("--overwrite", action="store_true",
-                       help="delete the previous contents of the output folder")
-    add_log_flag(flags)
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LevelsOptions(EditOptions, MazeOptions, LogOptions):
+    """Choose mazes by seed, by property or from files, edit them, and write them to level files."""
+
+    text: Path | None = option(
+        None, "text file with a maze, one line per row: # wall, . free, C cheese, M mouse",
+        metavar="FILE")
+    fields: bool = option(False, "print every field of the states by name, and write nothing")
+    dry_run: bool = option(False, "print the levels, and write nothing")
+    view: str = option(
+        "person", "images in the contact sheet: the large images that people play with, or the "
+                  "64 x 64 pixels that an agent sees", choices=("person", "agent"))
+    output_dir: Path = option(Path("analysis/maze/levels"),
+                              "folder for the level files, levels.csv and levels.png")
+    overwrite: bool = option(False, "delete the previous contents of the output folder")
 
 
 def row_of(state: MazeState) -> dict[str, object]:
@@ -128,23 +127,24 @@ def write(folder: Path, states: list[MazeState], person_view: bool, overwrite: b
     print(f"wrote {len(states)} levels to {folder}")
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    if args.text and args.levels:
+def edit_levels(options: LevelsOptions) -> list[MazeState]:
+    """Choose and edit levels, print or write them, and return them."""
+    if options.text and options.levels:
         raise UserError("--text and --levels exclude each other")
-    chosen = ([load_text(args.text, args.distribution_mode, args.use_backgrounds)] if args.text
-              else levels_of(args))
-    states = [edited(state, args) for state in chosen]
-    if args.fields:
+    chosen = ([load_text(options.text, options.distribution_mode, options.use_backgrounds)]
+              if options.text else options.choose_levels())
+    states = [options.edit(state) for state in chosen]
+    if options.fields:
         for state in states:
             print_fields(state)
-    elif args.dry_run:
+    elif options.dry_run:
         print(table_of(states).iloc[:, :8].to_string(index=False, na_rep="-"))
     else:
-        write(args.output_dir, states, args.view == "person", args.overwrite)
+        write(options.output_dir, states, options.view == "person", options.overwrite)
+    return states
 
+
+main = command(LevelsOptions, edit_levels)
 
 if __name__ == "__main__":
     raise SystemExit(main())

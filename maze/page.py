@@ -1,4 +1,4 @@
-"""Write the maze page: edit mazes, patch agents, and watch them walk with and without the patches.
+"""The maze page: edit mazes, patch agents, and watch them walk with and without the patches.
 
 The page opens from disk; the networks run in the browser. The first level that it shows is the one
 of up to 20 forks on which subtracting the cheese vector changes the first agent's probability of
@@ -7,6 +7,7 @@ reaching the cheese most.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,9 +17,9 @@ from agents.agent_file import load_agent
 from agents.hooks import patched
 from agents.networks import Policy
 from agents.provenance import agent_sha256
-from common.cli import Parser
 from common.devices import resolve_compute
-from common.errors import UserError, script_main
+from common.errors import UserError
+from common.options import Options, command, option
 from common.results import ResultStore, Schema
 from interventions.patches import Add
 from maze.field.fields import vector_field
@@ -33,51 +34,54 @@ MAX_CANDIDATES = 20  # forks on which the effect of the cheese vector is compute
 PAGE = Schema("page of maze/page.py", "maze/page.py", results=MazePageFolder.FILES, replaced=True)
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, nargs="+", required=True, metavar="FILE",
-                       help="agents to choose from on the page: IMPALA networks without memory")
-    flags.add_argument("--name", nargs="+", metavar="NAME",
-                       help="names of the agents; by default the names of their files, or of their "
-                            "folders for files called model.pth")
-    flags.add_argument("--distribution_mode", nargs="+", default=["easy", "hard"],
-                       choices=tuple(WORLD_DIMS),
-                       help="distribution modes of the mazes on the page")
-    flags.add_argument("--levels", nargs="+", default=["0-99"], metavar="LEVELS",
-                       help="levels to choose from on the page: level files, folders of level "
-                            "files, and level seeds such as 0-99,795")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/page"),
-                       help="folder to write to; an earlier page there is replaced")
-    flags.add_argument("--dry_run", action="store_true", help="print the levels and exit")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PageOptions(Options):
+    """Write the maze page: edit mazes, patch agents, and watch them walk with and without the
+    patches."""
+
+    agent_file: tuple[Path, ...] = option(
+        help="agents to choose from on the page: IMPALA networks without memory", metavar="FILE")
+    name: tuple[str, ...] | None = option(
+        None, "names of the agents; by default the names of their files, or of their folders for "
+              "files called model.pth", metavar="NAME")
+    distribution_mode: tuple[str, ...] = option(
+        ("easy", "hard"), "distribution modes of the mazes on the page",
+        choices=tuple(WORLD_DIMS))
+    levels: tuple[str, ...] = option(
+        ("0-99",), "levels to choose from on the page: level files, folders of level files, and "
+                   "level seeds such as 0-99,795", metavar="LEVELS")
+    output_dir: Path = option(Path("analysis/maze/page"),
+                              "folder to write to; an earlier page there is replaced")
+    dry_run: bool = option(False, "print the levels and exit")
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
+def build_page(options: PageOptions) -> Path | None:
+    """Write the page, and return the path of its HTML file; None for a dry run."""
     begin = time.perf_counter()
-    output = MazePageFolder(args.output_dir)
+    output = MazePageFolder(options.output_dir)
     store = ResultStore(output.path, PAGE)
     store.check_replaceable()
-    agents = load_agents(args.agent_file, args.name)
-    levels = load_levels(args.levels, args.distribution_mode)
-    if args.dry_run:
+    agents = load_agents(options.agent_file, options.name)
+    levels = load_levels(options.levels, options.distribution_mode)
+    if options.dry_run:
         print("\n".join(f"{state.distribution_mode} {name}" for name, state in levels))
-        return
-    modes = dict.fromkeys([*args.distribution_mode,
+        return None
+    modes = dict.fromkeys([*options.distribution_mode,
                            *(state.distribution_mode for _, state in levels)])
     start = choose_start(next(iter(agents.values())), levels)
     with store.replace({
             "agents": {name: agent_sha256(path)
-                       for name, path in zip(agents, args.agent_file, strict=True)},
-            "levels": args.levels, "modes": list(modes)}) as temporary:
-        write_page(MazePageFolder(temporary), agents, args.agent_file, levels, list(modes), start)
+                       for name, path in zip(agents, options.agent_file, strict=True)},
+            "levels": options.levels, "modes": list(modes)}) as temporary:
+        write_page(MazePageFolder(temporary), agents, options.agent_file, levels, list(modes),
+                   start)
     size = sum(path.stat().st_size for path in output.path.rglob("*") if path.is_file())
     if start.patches:
         print(f"the page opens on level {start.name}, where the patch {start.patches[0]} changes "
               f"P(cheese) from {start.before:.3f} to {start.after:.3f}")
     print(f"wrote {output.path} ({size / 1e6:.1f} MB) in {time.perf_counter() - begin:.0f} s; open "
           f"{output.page_file.absolute()}")
+    return output.page_file
 
 
 def load_agents(paths: Sequence[Path], names: Sequence[str] | None) -> dict[str, Policy]:
@@ -171,6 +175,8 @@ def load_levels(sources: Sequence[str], modes: Sequence[str]) -> list[tuple[str,
         levels.append((name, state))
     return levels
 
+
+main = command(PageOptions, build_page)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -13,6 +13,7 @@ Letters in shape comments: N mazes, n squares per side, K classes of squares.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +25,11 @@ from torch.nn import functional
 
 from agents.replay import recorded_levels
 from agents.rollout_files import RolloutFolder
-from common.cli import Parser, add_compute_flags, count, seed
-from common.devices import resolve_compute
-from common.errors import UserError, script_main
+from common.cli import count, seed
+from common.errors import UserError
 from common.files import save_json
 from common.game_constants import CHEESE, FRAME_SIZE, WALL
+from common.options import ComputeOptions, command, option
 from common.results import Entry, File, Json, ResultStore, Schema
 from common.video import strip
 from envs.level_state import LevelState
@@ -54,21 +55,17 @@ _SHOWN, _THUMB = 16, 128
 Counts = dict[str, np.ndarray]
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__.partition("\n")[0])
-    flags.add_argument("--agent_file", type=Path, required=True, help="agent inside the simulator")
-    flags.add_argument("--model_file", type=Path, required=True,
-                       help="simulator of mazes with worlds and a trained prior")
-    flags.add_argument("--data_dir", type=Path, required=True,
-                       help="recording of mazes, from record.py --worlds")
-    flags.add_argument("--num_starts", type=count, default=1000, help="number of random starts")
-    flags.add_argument("--hidden_squares", type=count, default=5,
-                       help="squares per side of the hidden block")
-    flags.add_argument("--seed", type=seed, default=0, help="seed of every random choice")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis") / "maze" / "starts",
-                       help="folder to write to")
-    add_compute_flags(flags)
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomStartsOptions(ComputeOptions):
+    """Count how many of a simulator's random starts, and of its completions, are mazes."""
+
+    agent_file: Path = option(help="agent inside the simulator")
+    model_file: Path = option(help="simulator of mazes with worlds and a trained prior")
+    data_dir: Path = option(help="recording of mazes, from record.py --worlds")
+    num_starts: int = option(1000, "number of random starts", type=count)
+    hidden_squares: int = option(5, "squares per side of the hidden block", type=count)
+    seed: int = option(0, "seed of every random choice", type=seed)
+    output_dir: Path = option(Path("analysis") / "maze" / "starts", "folder to write to")
 
 
 def maze_properties(cells: np.ndarray) -> Counts:
@@ -236,23 +233,23 @@ def figure(simulator: Simulator, frames: np.ndarray, classes: np.ndarray, hidden
                   list(drawn(simulator, completions[:half]))], _THUMB)
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    store = ResultStore(args.output_dir, STARTS)
+def count_mazes(options: RandomStartsOptions) -> dict[str, dict]:
+    """Count mazes, write the counts and a figure to ``options.output_dir``, and return the counts
+    by row and property."""
+    store = ResultStore(options.output_dir, STARTS)
     store.check_replaceable()
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
-    simulator = open_simulator(args.model_file, args.agent_file, SimulatorConfig(), compute)
+    simulator = open_simulator(options.model_file, options.agent_file, SimulatorConfig(),
+                               options.compute)
     if simulator.squares is None:
-        raise UserError(f"{args.model_file} has no worlds; train a simulator with worlds first")
+        raise UserError(f"{options.model_file} has no worlds; train a simulator with worlds first")
     check_prior(simulator)
-    mazes = RecordedMazes(RolloutFolder(args.data_dir), simulator)
-    rng = np.random.default_rng(args.seed)
-    classes, frames = random_starts(simulator, args.num_starts, args.seed)
+    mazes = RecordedMazes(RolloutFolder(options.data_dir), simulator)
+    rng = np.random.default_rng(options.seed)
+    classes, frames = random_starts(simulator, options.num_starts, options.seed)
     cells = mazes.cell_types[classes]
-    independent = independent_mazes(mazes.cells, args.num_starts, rng)
-    hidden = hidden_blocks(mazes.cells, args.hidden_squares, rng)
-    completions = completed(simulator, mazes.classes, hidden, args.seed)
+    independent = independent_mazes(mazes.cells, options.num_starts, rng)
+    hidden = hidden_blocks(mazes.cells, options.hidden_squares, rng)
+    completions = completed(simulator, mazes.classes, hidden, options.seed)
     filled = mazes.cell_types[completions]
     marginal = np.where(hidden, independent_mazes(mazes.cells, len(hidden), rng), mazes.cells)
     known = {maze.tobytes() for maze in mazes.cells}
@@ -265,9 +262,10 @@ def main(argv: list[str] | None = None) -> None:
             **maze_properties(filled), "original": (filled == mazes.cells).all((1, 2)),
             "known_squares_kept": ((completions == mazes.classes) | hidden).all((1, 2))}),
         "independent completions": shares(maze_properties(marginal))}
-    settings = {"model_file": str(args.model_file), "data_dir": str(args.data_dir),
-                "seed": args.seed, "num_starts": args.num_starts, "num_mazes": len(mazes.classes),
-                "hidden_squares": args.hidden_squares}
+    settings = {
+        "model_file": str(options.model_file), "data_dir": str(options.data_dir),
+        "seed": options.seed, "num_starts": options.num_starts, "num_mazes": len(mazes.classes),
+        "hidden_squares": options.hidden_squares}
     shares_path, figure_path = map(store.file_of, STARTS.results)
     with store.replace(settings) as temporary:
         save_json(temporary / shares_path.name, {**settings, "shares": tables})
@@ -275,7 +273,10 @@ def main(argv: list[str] | None = None) -> None:
             temporary / figure_path.name)
     print(text_of(tables))
     print(f"wrote {shares_path} and {figure_path.name} next to it")
+    return tables
 
+
+main = command(RandomStartsOptions, count_mazes)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -8,8 +8,10 @@ folder; a killed run resumes after its last finished level.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +19,23 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from common.cli import Parser, controls_or_none, whole
-from common.errors import UserError, script_main
+from agents.layers import Layer
+from agents.networks import Policy
+from common.cli import controls_or_none, whole
+from common.errors import UserError
+from common.options import changed, command, option
 from common.palette import BLUE, DPI, VERMILION
 from common.progress import with_progress
+from common.results import ResultStore
 from common.tables import markdown_table
 from interventions.controls import CHANNELS, controls_of
 from interventions.flags import REFERENCE_SIZE
 from interventions.partial_forward import PartialForward
 from interventions.patches import SetTo
 from maze.field.fields import reference_frames
-from maze.level.flags import add_agent_flags, add_output_flags, levels_of, open_store, start
-from maze.level.state import game_of
-from maze.studies.channels import (
-    add_channel_flags,
-    find_map,
-    parse_channels,
-    write_nothing_chosen,
-)
+from maze.level.options import AgentOptions, MazeOptions
+from maze.level.state import MazeState, game_of
+from maze.studies.channels import ChannelsOptions, write_nothing_chosen
 from maze.studies.retargeting import (
     MOVED_CHEESE,
     PATCHED,
@@ -49,94 +50,133 @@ from maze.studies.retargeting import (
 from stats.report import format_interval, format_p, format_range
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_agent_flags(flags, "agent to analyse", num_mazes=100)
-    add_channel_flags(flags)
-    flags.add_argument("--value", type=float, default=5.5,
-                       help="value of the target's cell in the channels")
-    flags.add_argument("--others", type=float,
-                       help="value of the channels' other cells, such as -0.2; unchanged if not "
-                            "given")
-    flags.add_argument("--targets", default="all", type=_targets, metavar="all / N",
-                       help="target squares of a level: all reachable squares, or N at random")
-    flags.add_argument("--move_cheese", action="store_true",
-                       help="add an arm in which the cheese is moved to the target")
-    flags.add_argument("--num_controls", type=controls_or_none, default=19,
-                       help="number of controls of each kind; 0: no tests")
-    flags.add_argument("--control_targets", type=whole(1, 1000), default=2,
-                       help="number of targets per level on which controls are measured")
-    add_output_flags(flags, "retargeting")
-    return flags
-
-
 def _targets(text: str) -> int | None:
     return None if text == "all" else whole(1, 10**6)(text)
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args, compute, policy = start(parser(), argv)
-    if not np.isfinite([args.value, args.others or 0]).all():
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RetargetingOptions(ChannelsOptions, AgentOptions):
+    """Retargeting: set a cell in channels that follow the cheese; test if the mouse goes to the
+    square that the cell shows."""
+
+    num_mazes: int = changed(MazeOptions, "num_mazes", default=100)
+    value: float = option(5.5, "value of the target's cell in the channels")
+    others: float | None = option(
+        None, "value of the channels' other cells, such as -0.2; unchanged if not given")
+    targets: int | None = option(
+        "all", "target squares of a level: all reachable squares, or N at random", type=_targets,
+        metavar="all / N")
+    move_cheese: bool = option(False, "add an arm in which the cheese is moved to the target")
+    num_controls: int = option(19, "number of controls of each kind; 0: no tests",
+                               type=controls_or_none)
+    control_targets: int = option(
+        2, "number of targets per level on which controls are measured", type=whole(1, 1000))
+    output_dir: Path = changed(AgentOptions, "output_dir",
+                               default=Path("analysis/maze/retargeting"))
+
+
+def retarget(options: RetargetingOptions) -> dict[str, pd.DataFrame]:
+    """Measure all targets under the patch, write the results to ``options.output_dir``, and return
+    the tables of targets by arm; empty for a dry run, or if no channel was chosen."""
+    policy = options.load_agent()
+    if not np.isfinite([options.value, options.others or 0]).all():
         raise UserError("--value and --others must be finite numbers")
-    layer = find_map(policy, args.layer)
-    channels = parse_channels(args.channels, args.strongest, policy, layer)
-    states = levels_of(args)
-    env, seeds = game_of(states), [state.level_seed for state in states]
-    patch = CellPatch(channels, (args.value,) * len(channels), args.others)
-    arm = arm_name(patch, args.value, args.num_controls)
-    if args.dry_run:
-        print(f"arm {arm}; levels: {' '.join(map(str, seeds))}")
-        return
-    store = open_store(RETARGETING_FILES, args, compute, {
-        "layer": layer.name, "targets": args.targets, "control_targets": args.control_targets,
-        "seed": args.seed}, states=states)
+    layer, channels = options.find_channels(policy)
+    states = options.choose_levels()
+    patch = CellPatch(channels, (options.value,) * len(channels), options.others)
+    arm = arm_name(patch, options.value, options.num_controls)
+    if options.dry_run:
+        print(f"arm {arm}; levels: {' '.join(str(state.level_seed) for state in states)}")
+        return {}
+    store = options.open_store(RETARGETING_FILES, {
+        "layer": layer.name, "targets": options.targets,
+        "control_targets": options.control_targets, "seed": options.seed}, states=states)
     if not channels:
         write_nothing_chosen(store, layer)
-        return
+        return {}
+    controls = draw_controls(options, policy, layer, channels, states)
+    patches = {arm: patch, **({MOVED_CHEESE: None} if options.move_cheese else {})}
+    tables, tried = measure(options, store, PartialForward(policy, options.compute, layer.name),
+                            layer, patches, controls, states)
+    for name, table in tables.items():
+        tested = (compare_controls(table, tried, options.seed) if controls and name == arm
+                  else pd.DataFrame())
+        write_arm(store, name, layer, table, tested, options.seed)
+    print(f"wrote {', '.join(str(store.file_of('targets', name)) for name in tables)}")
+    return tables
+
+
+def draw_controls(options: RetargetingOptions, policy: Policy, layer: Layer,
+                  channels: Sequence[int], states: Sequence[MazeState]) -> list[CellPatch]:
+    """Return patches of the same cell in other channels."""
+    if not options.num_controls:
+        return []
+    reference = reference_frames(game_of(states), {state.level_seed for state in states},
+                                 REFERENCE_SIZE, options.seed)
+    set_cell = SetTo(layer.name, channels=tuple(channels), cells=((0, 0),), value=options.value)
     controls = []
-    if args.num_controls:
-        reference = reference_frames(env, set(seeds), REFERENCE_SIZE, args.seed)
-        set_cell = SetTo(layer.name, channels=channels, cells=((0, 0),), value=args.value)
-        for control in controls_of(policy, [set_cell], args.num_controls, args.seed, reference,
-                                   CHANNELS):
-            drawn: Any = control.patches[0]
-            values = np.asarray(drawn.value)[list(drawn.channels), 0, 0]
-            controls.append(CellPatch(drawn.channels, tuple(values.tolist()), args.others))
-    forward = PartialForward(policy, compute, layer.name)
-    patches = {arm: patch, **({MOVED_CHEESE: None} if args.move_cheese else {})}
+    for control in controls_of(policy, [set_cell], options.num_controls, options.seed, reference,
+                               CHANNELS):
+        drawn: Any = control.patches[0]
+        values = np.asarray(drawn.value)[list(drawn.channels), 0, 0]
+        controls.append(CellPatch(drawn.channels, tuple(values.tolist()), options.others))
+    return controls
+
+
+def measure(options: RetargetingOptions, store: ResultStore, forward: PartialForward, layer: Layer,
+            patches: Mapping[str, CellPatch | None], controls: Sequence[CellPatch],
+            states: Sequence[MazeState]) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
+    """Measure targets of all levels, and controls at some of them.
+
+    Args:
+        patches: patches by arm, that of the options first; None: the cheese is moved.
+        controls: controls of the first patch.
+
+    Returns:
+        Tables of targets by arm; and the table of controls, empty without controls.
+    """
+    arm, patch = next(iter(patches.items()))
     tables: dict[str, list[pd.DataFrame]] = {name: [] for name in patches}
     tried = []
     for state in with_progress(states, len(states), "level"):
         level = RetargetedLevel(forward, layer, state)
-        rng = np.random.default_rng([args.seed, state.level_seed])
-        targets = draw_targets(level.grid, args.targets, rng)
+        rng = np.random.default_rng([options.seed, state.level_seed])
+        targets = draw_targets(level.grid, options.targets, rng)
         some = [targets[place] for place in np.sort(
-            rng.permutation(len(targets))[:args.control_targets])]
+            rng.permutation(len(targets))[:options.control_targets])]
         for name, parts in tables.items():
             parts.append(store.compute("levels", name, state.level_seed, function=functools.partial(
                 level.measure_targets, targets, patches[name])))
         if controls:
+            assert patch is not None
             tried.append(store.compute(
                 "controls", arm, state.level_seed, function=functools.partial(
                     level.measure_controls, some, patch, controls, rng)))
-    for name, parts in tables.items():
-        table = pd.concat(parts, ignore_index=True)
-        means = means_by_part(table, args.seed)
-        tested = (compare_controls(table, pd.concat(tried, ignore_index=True), args.seed)
-                  if controls and name == arm else pd.DataFrame())
-        store.write("parts", name, value=means)
-        if len(tested):
-            store.write("effects", name, value=tested)
-        store.write("report", name, value=report(name, layer.name, table, means, tested))
-        with store.file("figure", name) as temporary:
-            plot(temporary, name, means)
-        store.write("targets", name, value=table)
-        print(f"{name}: {len(table)} targets of {len(states)} levels, path probability "
-              f"{table['path_unpatched'].mean():.3f} unpatched and "
-              f"{table['path_patched'].mean():.3f} patched, exact probability "
-              f"{table['exact_unpatched'].mean():.3f} and {table['exact_patched'].mean():.3f}")
-    print(f"wrote {', '.join(str(store.file_of('targets', name)) for name in tables)}")
+    return ({name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()},
+            pd.concat(tried, ignore_index=True) if tried else pd.DataFrame())
+
+
+def write_arm(store: ResultStore, arm: str, layer: Layer, table: pd.DataFrame,
+              tested: pd.DataFrame, seed: int) -> None:
+    """Write tables, report and figure of an arm, and print its mean outcomes.
+
+    Args:
+        table: measurements of the targets.
+        tested: comparison with controls; may be empty.
+        seed: seed of the bootstrap.
+    """
+    means = means_by_part(table, seed)
+    store.write("parts", arm, value=means)
+    if len(tested):
+        store.write("effects", arm, value=tested)
+    store.write("report", arm, value=report(arm, layer.name, table, means, tested))
+    with store.file("figure", arm) as temporary:
+        plot(temporary, arm, means)
+    store.write("targets", arm, value=table)
+    print(f"{arm}: {len(table)} targets of {table['seed'].nunique()} levels, path probability "
+          f"{table['path_unpatched'].mean():.3f} unpatched and "
+          f"{table['path_patched'].mean():.3f} patched, exact probability "
+          f"{table['exact_unpatched'].mean():.3f} and {table['exact_patched'].mean():.3f}")
 
 
 def arm_name(patch: CellPatch, value: float, num_controls: int) -> str:
@@ -223,6 +263,8 @@ def plot(path: Path, arm: str, parts: pd.DataFrame) -> None:
     figure.suptitle(f"Retargeting: {arm}")
     figure.savefig(path, dpi=DPI, format="png")
 
+
+main = command(RetargetingOptions, retarget)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -6,25 +6,31 @@ killed run resumes after its last finished film.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from agents.episodes import PlayOptions, play_episodes, side_by_side_films, small_film
 from agents.hooks import patched
-from common.cli import Parser, count, frames_per_second
-from common.errors import UserError, script_main
+from agents.networks import Policy
+from agents.patch import Patch
+from common.cli import count, frames_per_second
+from common.errors import UserError
+from common.options import changed, command, option
 from common.progress import with_progress
-from common.results import Entry, File, Json, Schema, Table
+from common.results import Entry, File, Json, ResultStore, Schema, Table
 from common.video import FRAMES_PER_SECOND, write_gif, write_video
-from interventions.flags import add_patch_flags, open_arm, patch_arms
+from interventions.flags import PatchOptions, open_arm
 from maze.field.fields import reference_frames
 from maze.field.results import UNPATCHED
-from maze.level.flags import add_agent_flags, add_output_flags, levels_of, open_store, start
+from maze.level.options import AgentOptions, MazeOptions
 from maze.level.patch_words import register_maze_words
 from maze.level.state import MazeState, as_played, game_of
-from maze.studies.vectors import add_own_vector_flags, own_vectors
+from maze.studies.vectors import OwnVectorOptions
 
 FILM_FILES = Schema(
     "films", "python -m maze.rollouts", items={
@@ -33,82 +39,84 @@ FILM_FILES = Schema(
     results={"episodes": Entry("episodes.csv", Table(exact=True))})
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_agent_flags(flags, "agent to play", num_mazes=5)
-    add_own_vector_flags(flags)
-    add_patch_flags(flags)
-    flags.add_argument("--max_steps", type=count, default=150,
-                       help="maximum number of steps in a film")
-    flags.add_argument("--tps", type=frames_per_second, default=FRAMES_PER_SECOND,
-                       help="environment steps per second in the films")
-    flags.add_argument("--gif", action="store_true",
-                       help="also write films as animated GIFs, which documents can show")
-    add_output_flags(flags, "rollouts")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutsOptions(OwnVectorOptions, PatchOptions, AgentOptions):
+    """Films of an agent on mazes, with several lists of patches (arms) side by side."""
+
+    num_mazes: int = changed(MazeOptions, "num_mazes", default=5)
+    max_steps: int = option(150, "maximum number of steps in a film", type=count)
+    tps: int = option(FRAMES_PER_SECOND, "environment steps per second in the films",
+                      type=frames_per_second)
+    gif: bool = option(False, "also write films as animated GIFs, which documents can show")
+    output_dir: Path = changed(AgentOptions, "output_dir", default=Path("analysis/maze/rollouts"))
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args, compute, policy = start(parser(), argv)
+def film_rollouts(options: RolloutsOptions) -> pd.DataFrame | None:
+    """Write the films to ``options.output_dir``, and return the table of episodes, with a row per
+    level and arm; None for a dry run."""
+    policy = options.load_agent()
     register_maze_words()
-    patches = patch_arms(args)
-    if not patches and not args.vectors:
+    patches = options.arms
+    if not patches and not options.vectors:
         raise UserError("films compare arms with the unpatched agent; give --vectors, --patch or "
                         "--patch_file")
-    states = levels_of(args)
+    states = options.choose_levels()
     seeds = [state.level_seed for state in states]
     env, edit = game_of(states), functools.partial(as_played, states)
-    steered = own_vectors(args, policy, states)
-    if args.dry_run:
+    steered = options.own_vectors(policy, states)
+    if options.dry_run:
         print(f"levels: {', '.join(map(str, seeds))}\n"
               f"arms: {', '.join([UNPATCHED, *steered, *patches])}")
-        return
+        return None
     reference = functools.cache(functools.partial(reference_frames, env, set(seeds)))
-    opened = {name: open_arm(arm, args, policy, env, reference, edit)
+    opened = {name: open_arm(arm, options, policy, env, reference, edit)
               for name, arm in patches.items()}
     arms = {UNPATCHED: (), **{name: (patch,) for name, patch in steered.items()},
             **{name: tuple(arm.patches) for name, arm in opened.items()}}
-    store = open_store(FILM_FILES, args, compute, {
-        "arms": [*arms], "layer": args.layer if steered else None, "seed": args.seed,
-        "patches": [arm.metadata for arm in opened.values()], "max_steps": args.max_steps,
-        "tps": args.tps}, states=states)
-
-    def film(number: int, state: MazeState) -> list[dict]:
-        """Play a level with each list of patches (arm), and write the film.
-
-        Returns one row of ``episodes.csv`` per arm.
-        """
-        films, rows = {}, []
-        for name, arm in arms.items():
-            with patched(policy, arm):
-                [episode] = play_episodes(
-                    policy, compute, env, [(number, state.level_seed)], args.seed, 1,
-                    PlayOptions(edit=edit, keep_person_views=True, keep_positions=True))
-            films[name] = small_film(episode, args.max_steps)
-            rows.append({"level": state.level_seed, "arm": name,
-                         "cheese": bool(episode.level_complete), "steps": episode.length,
-                         "return": episode.total_reward,
-                         "squares": len(np.unique(episode.positions[:-1], axis=0))})
-        write_video(store.file_of("film", state.level_seed), side_by_side_films(films),
-                    args.tps)
-        if args.gif:
-            write_gif(store.file_of("gif", state.level_seed), side_by_side_films(films),
-                      args.tps)
-        return rows
-
+    store = options.open_store(FILM_FILES, {
+        "arms": [*arms], "layer": options.layer if steered else None, "seed": options.seed,
+        "patches": [arm.metadata for arm in opened.values()], "max_steps": options.max_steps,
+        "tps": options.tps}, states=states)
     rows = []
     for number, state in with_progress(enumerate(states), len(states), "film"):
         if not all(store.has(entry, state.level_seed)
-                   for entry in ("film", "facts", *(["gif"] if args.gif else []))):
+                   for entry in ("film", "facts", *(["gif"] if options.gif else []))):
             store.check()
-            store.write("facts", state.level_seed, value=film(number, state))
+            store.write("facts", state.level_seed,
+                        value=film_level(options, policy, store, arms, states, number))
         rows += store.read("facts", state.level_seed)
     table = pd.DataFrame(rows)
     store.write("episodes", value=table)
     means = table.groupby("arm", sort=False)[["cheese", "steps"]].mean()
-    print(f"{means}\nwrote {len(states)} films to {args.output_dir}")
+    print(f"{means}\nwrote {len(states)} films to {options.output_dir}")
+    return table
 
+
+def film_level(options: RolloutsOptions, policy: Policy, store: ResultStore,
+               arms: Mapping[str, Sequence[Patch]], states: Sequence[MazeState], number: int
+               ) -> list[dict]:
+    """Play a level with each list of patches (arm), and write the film.
+
+    Returns one row of ``episodes.csv`` per arm.
+    """
+    films, rows, seed = {}, [], states[number].level_seed
+    for name, arm in arms.items():
+        with patched(policy, arm):
+            [episode] = play_episodes(
+                policy, options.compute, game_of(states), [(number, seed)], options.seed, 1,
+                PlayOptions(edit=functools.partial(as_played, states), keep_person_views=True,
+                            keep_positions=True))
+        films[name] = small_film(episode, options.max_steps)
+        rows.append({"level": seed, "arm": name, "cheese": bool(episode.level_complete),
+                     "steps": episode.length, "return": episode.total_reward,
+                     "squares": len(np.unique(episode.positions[:-1], axis=0))})
+    write_video(store.file_of("film", seed), side_by_side_films(films), options.tps)
+    if options.gif:
+        write_gif(store.file_of("gif", seed), side_by_side_films(films), options.tps)
+    return rows
+
+
+main = command(RolloutsOptions, film_rollouts)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -7,8 +7,9 @@ caused by resampling random channels. A killed run resumes after its last finish
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,10 +17,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from common.cli import Parser, count, whole
-from common.errors import script_main
+from agents.layers import Layer
+from agents.networks import Policy
+from common.cli import count, whole
+from common.options import changed, command, option
 from common.palette import BLUE, DPI, VERMILION
 from common.progress import with_progress
+from common.results import ResultStore
 from common.tables import markdown_table
 from interventions.controls import matched_sets
 from interventions.flags import REFERENCE_SIZE
@@ -29,21 +33,18 @@ from interventions.resampling import (
     NUM_SETS,
     OTHER,
     SAME,
+    Scrubbing,
+    Target,
     channel_changes,
     collect_scrubbing,
     scrub_target,
     sizes_moved,
 )
 from maze.field.fields import reference_frames
-from maze.level.flags import add_agent_flags, add_output_flags, levels_of, open_store, start
 from maze.level.grid import FORK
+from maze.level.options import AgentOptions, MazeOptions
 from maze.level.state import MazeState, game_of
-from maze.studies.channels import (
-    add_channel_flags,
-    find_map,
-    parse_channels,
-    write_nothing_chosen,
-)
+from maze.studies.channels import ChannelsOptions, write_nothing_chosen
 from maze.studies.scrubbing import OUTCOMES, SCRUBBING_FILES, SourcePool, make_target
 from stats.effects import check_starts
 from stats.report import bold, format_interval, format_p, warn_of_few_controls
@@ -53,68 +54,62 @@ _FEATURES = {"same": "the same square", "other": "another square"}
 _SETS = {"hypothesis": "these channels", "random": "random channels"}
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_agent_flags(flags, "agent to analyse", num_mazes=200)
-    flags.set_defaults(kind=FORK)
-    add_channel_flags(flags)
-    flags.add_argument("--sources", default="joint", choices=tuple(DRAWS),
-                       help="take all channels from one level, or each channel from its own level")
-    flags.add_argument("--num_sources", type=whole(MIN_SOURCES, 1000), default=MIN_SOURCES,
-                       help="number of source levels with the cheese at the same square, and of "
-                            "source levels with the cheese at another square")
-    flags.add_argument("--num_controls", type=whole(2, 1000), default=NUM_SETS,
-                       help="number of random sets of channels; a claim needs at least 19")
-    flags.add_argument("--num_squares", type=count, default=16,
-                       help="number of random squares of a level's field to measure, in addition "
-                            "to the decision square; all squares if there are fewer")
-    add_output_flags(flags, "scrubbing")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScrubbingOptions(ChannelsOptions, AgentOptions):
+    """Causal scrubbing: test whether channels matter only through the position of the cheese."""
+
+    num_mazes: int = changed(MazeOptions, "num_mazes", default=200)
+    kind: str | None = changed(MazeOptions, "kind", default=FORK)
+    sources: str = option(
+        "joint", "take all channels from one level, or each channel from its own level",
+        choices=tuple(DRAWS))
+    num_sources: int = option(
+        MIN_SOURCES, "number of source levels with the cheese at the same square, and of source "
+                     "levels with the cheese at another square", type=whole(MIN_SOURCES, 1000))
+    num_controls: int = option(
+        NUM_SETS, "number of random sets of channels; a claim needs at least 19",
+        type=whole(2, 1000))
+    num_squares: int = option(
+        16, "number of random squares of a level's field to measure, in addition to the decision "
+            "square; all squares if there are fewer", type=count)
+    output_dir: Path = changed(AgentOptions, "output_dir", default=Path("analysis/maze/scrubbing"))
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args, compute, policy = start(parser(), argv)
-    layer = find_map(policy, args.layer)
-    channels = parse_channels(args.channels, args.strongest, policy, layer)
-    states = levels_of(args)
-    env, seeds = game_of(states), [state.level_seed for state in states]
+def scrub_channels(options: ScrubbingOptions) -> pd.DataFrame | None:
+    """Measure the changes caused by resampling, write the results to ``options.output_dir``, and
+    return the double contrasts; None for a dry run, or if no channel was chosen."""
+    policy = options.load_agent()
+    layer, channels = options.find_channels(policy)
+    states = options.choose_levels()
+    seeds = [state.level_seed for state in states]
     check_starts(len(seeds), "--num_mazes")
-    if args.dry_run:
+    if options.dry_run:
         print(f"channels {_text(channels)}; levels: {' '.join(map(str, seeds))}")
-        return
-    store = open_store(SCRUBBING_FILES, args, compute, {
-        "layer": layer.name, "channels": list(channels), "sources": args.sources,
-        "num_sources": args.num_sources, "num_controls": args.num_controls,
-        "num_squares": args.num_squares, "seed": args.seed}, states=states)
+        return None
+    store = options.open_store(SCRUBBING_FILES, {
+        "layer": layer.name, "channels": list(channels), "sources": options.sources,
+        "num_sources": options.num_sources, "num_controls": options.num_controls,
+        "num_squares": options.num_squares, "seed": options.seed}, states=states)
     if not channels:
         write_nothing_chosen(store, layer)
-        return
-    forward = PartialForward(policy, compute, layer.name)
-    pool = SourcePool(env, set(seeds), args.seed)
-    target_of = functools.partial(make_target, forward, pool=pool, num_sources=args.num_sources,
-                                  num_squares=args.num_squares, seed=args.seed)
-
-    def draw_sets() -> pd.DataFrame:
-        std = reference_frames(env, set(seeds), REFERENCE_SIZE, args.seed).std(policy, layer)
-        changes = channel_changes(map(target_of, with_progress(states, len(states), "level")), std)
-        random, _, matched = matched_sets(changes, channels, args.num_controls, args.seed)
-        sets = [channels, *random]
-        return pd.DataFrame({
-            "set": ["hypothesis", *(f"random_{number:02d}" for number in range(len(random)))],
-            "channels": list(map(_text, sets)), "moved": sizes_moved(changes, sets),
-            "matched": [True, *matched]})
+        return None
+    forward = PartialForward(policy, options.compute, layer.name)
+    pool = SourcePool(game_of(states), set(seeds), options.seed)
+    target_of = functools.partial(make_target, forward, pool=pool, num_sources=options.num_sources,
+                                  num_squares=options.num_squares, seed=options.seed)
+    drawn = store.compute("sets", function=lambda: draw_sets(
+        options, policy, layer, channels, states, target_of))
+    sets = [tuple(map(int, text.split())) for text in drawn["channels"]]
 
     def scrub(place: int, state: MazeState) -> pd.DataFrame:
-        values = scrub_target(target_of(state), sets, (args.seed, place), DRAWS[args.sources])
+        values = scrub_target(target_of(state), sets, (options.seed, place),
+                              DRAWS[options.sources])
         return pd.DataFrame([
             {"seed": state.level_seed, "set": name, "channels": _text(chosen), "feature": feature,
              **dict(zip(OUTCOMES, map(float, outcomes)))}
             for feature, by_set in zip((SAME, OTHER), np.asarray(values))  # (2, sets, M)
             for name, chosen, outcomes in zip(drawn["set"], sets, by_set)])
 
-    drawn = store.compute("sets", function=draw_sets)
-    sets = [tuple(map(int, text.split())) for text in drawn["channels"]]
     table = pd.concat([
         store.compute("levels", place, state.level_seed,
                       function=functools.partial(scrub, place, state))
@@ -123,16 +118,48 @@ def main(argv: list[str] | None = None) -> None:
     outcomes = table[list(OUTCOMES)].to_numpy().reshape(len(states), 2, len(sets), -1)
     scrubbing = collect_scrubbing(seeds, outcomes, tuple(OUTCOMES), sets,
                                   drawn["moved"].to_numpy(), drawn["matched"].to_numpy()[1:])
-    conditions, contrasts = scrubbing.conditions(args.seed), scrubbing.contrasts(args.seed)
+    return write_results(store, layer, channels, table, drawn, scrubbing, options.seed)
+
+
+def draw_sets(options: ScrubbingOptions, policy: Policy, layer: Layer, channels: tuple[int, ...],
+              states: Sequence[MazeState], target_of: Callable[[MazeState], Target]
+              ) -> pd.DataFrame:
+    """Draw random sets of channels that change as much as the tested ones.
+
+    Returns:
+        A row per set, that of the tested channels first.
+    """
+    std = reference_frames(game_of(states), {state.level_seed for state in states}, REFERENCE_SIZE,
+                           options.seed).std(policy, layer)
+    changes = channel_changes(map(target_of, with_progress(states, len(states), "level")), std)
+    random, _, matched = matched_sets(changes, channels, options.num_controls, options.seed)
+    sets = [channels, *random]
+    return pd.DataFrame({
+        "set": ["hypothesis", *(f"random_{number:02d}" for number in range(len(random)))],
+        "channels": list(map(_text, sets)), "moved": sizes_moved(changes, sets),
+        "matched": [True, *matched]})
+
+
+def write_results(store: ResultStore, layer: Layer, channels: Sequence[int], table: pd.DataFrame,
+                  sets: pd.DataFrame, scrubbing: Scrubbing, seed: int) -> pd.DataFrame:
+    """Write tables, report and figure, and return the double contrasts.
+
+    Args:
+        table: outcomes by level, set and feature.
+        sets: the sets of channels, from :func:`draw_sets`.
+        seed: seed of the bootstrap.
+    """
+    conditions, contrasts = scrubbing.conditions(seed), scrubbing.contrasts(seed)
     store.write("conditions", value=conditions)
     store.write("contrasts", value=contrasts)
-    store.write("report", value=report(layer.name, _text(channels), len(states), drawn, conditions,
-                                       contrasts))
+    store.write("report", value=report(layer.name, _text(channels), table["seed"].nunique(), sets,
+                                       conditions, contrasts))
     with store.file("figure") as temporary:
         plot(temporary, f"Channels {_text(channels)} of {layer.name}", conditions, contrasts)
     store.write("table", value=table)
     print(f"channels {_text(channels)}: double contrast of the total variation "
           f"{contrasts['effect'].iloc[0]:+.4f}\nwrote {store.file_of('table')}")
+    return contrasts
 
 
 def _text(channels: Sequence[int]) -> str:
@@ -215,6 +242,8 @@ def plot(path: Path, title: str, conditions: pd.DataFrame, contrasts: pd.DataFra
     figure.suptitle(title)
     figure.savefig(path, dpi=DPI, format="png")
 
+
+main = command(ScrubbingOptions, scrub_channels)
 
 if __name__ == "__main__":
     raise SystemExit(main())

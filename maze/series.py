@@ -1,4 +1,4 @@
-"""Compare maze agents that differ in the cheese region of their training, or in training steps.
+"""Maze agents that differ in the cheese region of their training, or in training steps.
 
 All agents must have played the same levels with maze.behaviour, in <folder>/behaviour. If an agent
 also has a study of maze.steering in <folder>/steering, the effect of the cheese vector is added.
@@ -6,10 +6,13 @@ also has a study of maze.steering in <folder>/steering, the effect of the cheese
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
-from common.cli import Parser
-from common.errors import UserError, script_main
+import pandas as pd
+
+from common.errors import UserError
+from common.options import Options, command, option
 from common.results import ResultStore
 from maze.studies.series import (
     AXES,
@@ -23,40 +26,42 @@ from maze.studies.series import (
 from stats.series import correlation_findings, write_series
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("--studies", type=Path, nargs="+", required=True, metavar="FOLDER",
-                       help="folders of studies, one per agent")
-    flags.add_argument("--numbers", type=float, nargs="+", required=True, metavar="N",
-                       help="cheese region or training steps of each agent, in the order of "
-                            "--studies")
-    flags.add_argument("--by", choices=tuple(AXES), default=REGION,
-                       help="quantity that --numbers gives")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis") / "maze" / "series",
-                       help="folder to write to")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeriesOptions(Options):
+    """Compare maze agents that differ in the cheese region of their training, or in training
+    steps."""
+
+    studies: tuple[Path, ...] = option(help="folders of studies, one per agent", metavar="FOLDER")
+    numbers: tuple[float, ...] = option(
+        help="cheese region or training steps of each agent, in the order of --studies",
+        metavar="N")
+    by: str = option(REGION, "quantity that --numbers gives", choices=tuple(AXES))
+    output_dir: Path = option(Path("analysis") / "maze" / "series", "folder to write to")
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    if len(args.numbers) != len(args.studies) or len(set(args.numbers)) < 2:
+def compare_agents(options: SeriesOptions) -> pd.DataFrame:
+    """Write table, figure and report to ``options.output_dir``, and return the table, with rows as
+    in ``series_table``."""
+    if len(options.numbers) != len(options.studies) or len(set(options.numbers)) < 2:
         raise UserError("--numbers needs a number for each folder of --studies, and at least two "
                         "different ones")
-    levels = read_levels(args.studies)
-    table = series_table(args.numbers, args.studies, levels)
+    levels = read_levels(options.studies)
+    table = series_table(options.numbers, options.studies, levels)
     notes = (f"All agents played the same {len(levels[0])} levels, in which the cheese lies "
              "outside the region of maze.behaviour. Shares have Wilson's 95 % interval; means have "
              "a bootstrap interval over levels. Intervals of rank correlations cover the "
              "variation between agents.")
-    write_series(ResultStore(args.output_dir, SERIES_FILES), {
-        "by": args.by, "numbers": args.numbers,
-        "studies": [str(folder) for folder in args.studies]}, table, AXES[args.by],
-        {"": MEASURES}, notes, logarithmic=args.by == STEPS)
-    for finding in correlation_findings(table, AXES[args.by]):
+    write_series(ResultStore(options.output_dir, SERIES_FILES), {
+        "by": options.by, "numbers": options.numbers,
+        "studies": [str(folder) for folder in options.studies]}, table, AXES[options.by],
+        {"": MEASURES}, notes, logarithmic=options.by == STEPS)
+    for finding in correlation_findings(table, AXES[options.by]):
         print(f"{finding.measure}: {finding.value:.2f}")
-    print(f"wrote report.md, series.png and series.csv to {args.output_dir}")
+    print(f"wrote report.md, series.png and series.csv to {options.output_dir}")
+    return table
 
+
+main = command(SeriesOptions, compare_agents)
 
 if __name__ == "__main__":
     raise SystemExit(main())

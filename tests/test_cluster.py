@@ -1,6 +1,7 @@
 """Stages as cluster jobs: resource requests, submission, command lines, and status."""
 
 import dataclasses
+import importlib
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import run_pipeline
 from common import signals
 from common.errors import UserError
 from common.files import save_json
+from common.options import script_parser
 from pipeline import runner
 from pipeline.cluster import (
     CLUSTER_FILE,
@@ -425,7 +427,7 @@ def test_scripts_of_stages_that_divide_take_shards_and_join_them():
                 for stage in all_stages(load_preset(preset), preset) if stage.max_shards > 1}
     assert {"record", "simulate", "saliency", "interventions"} <= dividing.keys()
     for script in set(dividing.values()):
-        flags = __import__(script, fromlist=["parser"]).parser()
+        flags = script_parser(importlib.import_module(script))
         assert {"shard", "join"} <= {action.dest for action in flags._actions}, script
 
 

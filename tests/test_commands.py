@@ -34,6 +34,7 @@ from agents.config import AgentConfig, env_config, load_agent_config
 from common import doctor
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
+from common.options import parse, script_parser
 from generative.config import SimulatorConfig, TrainingConfig
 
 TRAIN_FLAGS = shlex.split(
@@ -47,9 +48,9 @@ TRAIN_FLAGS = shlex.split(
     (train, []), (render, ["--tps", "15", "--vid_dir", "v", "--num_eps", "10"]),
     (record, ["--logdir", "somewhere"])])
 def test_every_flag_of_the_seeds_parses(script, more):
-    args = script.parser().parse_args([*TRAIN_FLAGS, *more])
+    args = script_parser(script).parse_args([*TRAIN_FLAGS, *more])
     assert (args.env_name, args.num_levels, args.distribution_mode) == ("coinrun", 10**6, "hard")
-    assert str(args.model_file if script is train else args.agent_file) == "m.pth"
+    assert str(args.agent_file) == "m.pth"
     assert args.seed == 6
 
 
@@ -65,7 +66,7 @@ def test_every_flag_of_the_seeds_parses(script, more):
              "1000000 --distribution_mode hard --num_checkpoints 200 --model_file=m.pth "
              "--logdir=/cluster/scratch/")])
 def test_published_commands_parse(script, line):
-    script.parser().parse_args(line.split())
+    script_parser(script).parse_args(line.split())
 
 
 SIMULATOR_FLAGS = shlex.split(
@@ -86,14 +87,19 @@ SIMULATOR_FLAGS = shlex.split(
                          "--swap_directions_from 10 5 --swap_directions_to 12 None "
                          "--manual_action jump")])
 def test_both_generations_of_simulator_flags_parse(script, more, names):
-    args, _, parameters = script.parser().read([*SIMULATOR_FLAGS, *names.split(), *more.split()])
+    argv = [*SIMULATOR_FLAGS, *names.split(), *more.split()]
+    if script is loss_over_time_experiment:
+        args, _, parameters = script.parser().read(argv)
+    else:
+        args = parse(script.main.options, argv)
+        parameters = args.parameters
     assert args.gen_mod_exp_name == "dev"
     training, sizes = parameters.get(TrainingConfig), parameters.get(SimulatorConfig)
     assert (args.batch_size, training.lr) == (28, 1e-4)
     assert (sizes.num_init_steps, sizes.num_sim_steps) == (3, 28)
     assert sizes.bottleneck_vec_size == 2048  # from the parameter set
     if more:
-        assert (args.swap_directions_from, args.swap_directions_to) == ([10, 5], [12, None])
+        assert (args.swap_directions_from, args.swap_directions_to) == ((10, 5), (12, None))
 
 
 @pytest.mark.parametrize("name", ["easy", "easy-200", "hard", "hard-500", "hard-500-mem",
@@ -334,7 +340,7 @@ def test_scripts_accept_every_documented_command():
         if name == "-m":
             name, *argv = argv
         script = importlib.import_module(name.removesuffix(".py").replace("/", "."))
-        script.parser().parse_args(argv)
+        script_parser(script).parse_args(argv)
         num_commands += 1
     assert num_commands > 100
 

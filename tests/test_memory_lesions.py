@@ -344,9 +344,8 @@ def test_recorded_states_and_policies_are_reproduced(counting):
     arrays = folder.episode(0)
     entering = read_states(policy, FLOAT32, folder, 0)[1]
     np.testing.assert_allclose(entering, arrays.hidden_states[:-2], atol=1e-4)
-    args = memory_lesions.parser().parse_args([
-        "--agent_file", "a", "--data_dir", "d", "--num_steps", "8", "--delay", "2"])
-    windows = memory_lesions.read_windows(policy, FLOAT32, folder, args)[0]
+    options = memory_lesions.LesionOptions(agent_file="a", data_dir="d", num_steps=8, delay=2)
+    windows = memory_lesions.read_windows(policy, FLOAT32, folder, options)[0]
     log_probs = run_windows(policy, windows)[0]
     episode_of = {int(folder.steps(number)["level_seed"].iloc[0]): number for number in range(16)}
     for number, level in enumerate(windows.levels):

@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import html
+import importlib
 import json
 import os
 import re
@@ -25,6 +26,7 @@ import run_pipeline
 from common.doctor import chromium
 from common.errors import UserError
 from common.files import save_json, sha256
+from common.options import script_parser
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.comparison import comparison_store
 from pipeline import code_closure
@@ -468,7 +470,7 @@ def check_stages(found):
     assert len(set(names)) == len(names)
     for number, stage in enumerate(found):
         assert set(stage.needs) <= set(names[:number]), stage.name
-        flags = __import__(stage.script, fromlist=["parser"]).parser()
+        flags = script_parser(importlib.import_module(stage.script))
         given = flags.parse_args(list(stage.argv))
         if stage.script in ("compare_interventions", "attribution.failure_causes"):
             check_starts(given.num_episodes)

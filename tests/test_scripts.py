@@ -1,5 +1,6 @@
 """Every script: start by path, from other folders, and next to folders named like packages."""
 
+import argparse
 import json
 import os
 import runpy
@@ -15,9 +16,10 @@ import saliency_experiments
 from agents.agent_file import AgentOrigin, save_agent
 from analysis import steering_vectors
 from attribution import edit_agent
-from common.cli import Parser
+from common.cli import Parser, set_up_logging
 from common.errors import UserError
 from common.files import save_json
+from common.options import parse
 from common.parameters import ParameterSet
 from interventions.vectors import save_vectors, vectors_of_pairs
 
@@ -28,11 +30,14 @@ LINKS = {
        for part in ("precompute", "plotting")},
     "loss_over_time_exp.py": "loss_over_time_experiment.py",
     "record_informinit_gen_samples.py": "record_gen_samples.py",
-    "saliency_exps.py": "saliency_experiments.py"}
+    "saliency_exps.py": "saliency_experiments.py",
+    "sml_analysis_precompute.py": "analysis/combined_agent_env_hx_analysis_precompute.py"}
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
-    for folder in (ROOT, *(ROOT / room for room in ("analysis", "maze", "attribution")))
+    for folder in (ROOT, *(ROOT / room for room in ("analysis", "maze", "attribution",
+                                                    "generative")))
     for path in folder.glob("*.py") if 'if __name__ == "__main__":' in path.read_text())
+FLAGS_FILE = ROOT / "tests" / "data" / "flags.json"
 ROOMS = ("agents", "analysis", "attribution", "common", "generative", "interventions", "maze",
          "pipeline", "benchmarks", "tests")
 
@@ -60,6 +65,28 @@ def test_every_script_explains_all_of_its_flags(script, monkeypatch, capsys):
     assert all(action.help for action in parser._actions)
     output = capsys.readouterr()
     assert "usage:" in output.out and not output.err
+    flags = described(parser)
+    if os.environ.get("UPDATE_FLAGS"):
+        FLAGS_FILE.write_text(json.dumps({**json.loads(FLAGS_FILE.read_text()), script: flags},
+                                         indent=1, sort_keys=True) + "\n")
+    assert flags == json.loads(FLAGS_FILE.read_text())[script]
+
+
+def described(parser):
+    """Describe each flag, hidden ones included: required or default, numbers of values, choices.
+
+    ``UPDATE_FLAGS=1 pytest -n 0 tests/test_scripts.py`` writes the descriptions to a file.
+    """
+    result = {}
+    for action in parser._actions:
+        default = ("required" if action.required else "from parameters"
+                   if action.dest in parser._keys else
+                   f"default {action.default}".replace(f"{ROOT}/", ""))
+        result[" ".join(action.option_strings) or action.dest] = ", ".join(filter(None, [
+            default, action.nargs is not None and f"values {action.nargs}",
+            action.choices and f"of {' '.join(map(str, action.choices))}",
+            action.help == argparse.SUPPRESS and "hidden"]))
+    return result
 
 
 def test_scripts_start_from_anywhere(tmp_path):
@@ -149,11 +176,12 @@ def test_scripts_use_the_parameter_set_recorded_with_their_data(recorded, more, 
             "seed": 0, **({"interpreting_params_name": parameter_set} if parameter_set else {})})
     if expected is None:
         with pytest.raises(UserError) as error:
-            saliency_experiments.parser().read(argv)
+            _ = parse(saliency_experiments.SaliencyOptions, argv).parameters
         assert reason.format(tmp_path) in str(error.value)
         return
-    args, _, parameters = saliency_experiments.parser().read(argv)
-    assert args.interpreting_params_name == expected
+    set_up_logging("info")
+    parameters = parse(saliency_experiments.SaliencyOptions, argv).parameters
+    assert parameters.name == expected
     assert parameters.flattened("analysis") == ParameterSet(expected).flattened("analysis")
     lines = capsys.readouterr().err.splitlines()
     if more:

@@ -53,6 +53,7 @@ from analysis.jacobians import draw_figures as draw_jacobians
 from analysis.parameters import BehavioursConfig, BottleneckConfig, EnvHiddenConfig, JacobianConfig
 from analysis.steps import read_simulated_steps
 from common.errors import UserError
+from common.files import save_json
 from common.parameters import ParameterSet
 from common.step_results import StepResults
 from generative.saliency.files import SaliencyArrays, SaliencyFolder
@@ -71,7 +72,8 @@ def kind_of(number):
 
 def write_samples(path, random_start=False):
     """Write samples of planted kinds, each with its own states, colour, action and value."""
-    writer = open_samples(path, {"kind": "test", "random_start": random_start})
+    writer = open_samples(path, {"kind": "test", "random_start": random_start,
+                                 "agent_sha256": "a" * 64})
     planted = np.random.default_rng(99)
     agent_centres, env_centres = (6 * planted.normal(size=(KINDS, units))
                                   for units in (UNITS, ENV_UNITS))
@@ -385,6 +387,21 @@ def test_the_control_keeps_each_coordinate_and_loses_what_samples_share():
     for states, least, most in ((features, 0.9, 1), (control, -0.2, 0.2)):
         sizes = np.abs(states[:, 0] @ np.array([[1, 1], [1, -1]]))
         assert least < np.corrcoef(sizes.T)[0, 1] < most
+
+
+def test_the_published_command_finds_the_same_behaviours(precomputed, data, tmp_path, capsys):
+    """Its --generated_data_dir is the folder of samples, and the recording must fit to them."""
+    samples, recording = tmp_path / "recorded_informinit_gen_samples", tmp_path / "data"
+    shutil.copytree(data / "informed_init", samples)
+    argv = arguments(samples, precomputed, "--agent_env_data_dir", recording, "--n_clusters", 4,
+                     "--precomp_dir", tmp_path / "behaviours")
+    for digest, status in (("b", 2), ("a", 0)):
+        save_json(recording / "recording.json", {"agent_sha256": digest * 64})
+        assert combined_agent_env_hx_analysis_precompute.main(argv) == status
+    assert "with an agent other than" in capsys.readouterr().err
+    labels = [StepResults(folder, BEHAVIOUR_FILES, NUM_SAMPLES).read("per_sample") for folder in (
+        tmp_path / "behaviours", precomputed / "combined_agent_env_hx_analysis_precomp")]
+    np.testing.assert_array_equal(*labels)
 
 
 def test_planted_behaviours_are_the_same_in_all_draws_and_the_controls_are_not(

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -40,6 +41,7 @@ from agents.episodes import PlayOptions, evaluate, play_episodes
 from agents.run_folder import TrainSettings
 from agents.training import TrainingRun
 from common.errors import NonFiniteLoss, UserError
+from common.options import parse
 from common.palette import BLUE, VERMILION
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 
@@ -240,9 +242,10 @@ def test_training_goes_on_from_the_optimiser_of_a_published_file(tmp_path):
     assert taken > 0 and run.optimizer.state[parameters["fc_value.bias"]]["step"] == 28584 + taken
     card = (run.folder / "model_card.md").read_text()
     command = re.search(r"^    python train.py (.*)$", card, re.MULTILINE)[1]
-    repeated = vars(train.parser().parse_args(shlex.split(command)))
+    options = parse(train.TrainOptions, shlex.split(command))
+    repeated = {**options.values, **vars(options.env_config())}
     given = {**dataclasses.asdict(settings), **dataclasses.asdict(settings.env),
-             "model_file": path.name}
+             "agent_file": Path(path.name), "teacher_file": None}
     for name in repeated.keys() & given.keys() - {"num_threads"}:
         assert repeated[name] == given[name], name
 

@@ -12,7 +12,6 @@ outputs).
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,18 +23,16 @@ from torch import Tensor
 from agents.networks import Policy
 from agents.outputs import ANSWERS
 from analysis.behaviours import BEHAVIOUR_FILES
-from analysis.parameters import BehavioursConfig
+from analysis.parameters import BehavioursConfig, InfluenceOptions
 from common.errors import UserError
 from common.parameters import ParameterSet
 from common.progress import with_progress
 from common.shards import readable
 from common.step_results import StepResults
 from generative.config import SaliencyConfig
-from generative.flags import samples_of
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import DIRECTION, WITHOUT_ENV_GRADS, SaliencyFunction
 from generative.sample_files import SampleFolder
-from interventions.flags import direction_episodes, directions_folder
 from interventions.projector import Projector
 
 # The gradient of an IC with respect to the ICs of the same step is 1 for itself and 0 for others,
@@ -403,29 +400,28 @@ def labels_of(samples: SampleFolder, numbers: Sequence[int],
     return labels[[rows[number] for number in numbers]]
 
 
-def open_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Inputs:
-    """Read the samples, directions and behaviours chosen by the flags of
-    ``analysis.parameters.add_influence_flags``, and print the numbers of samples and behaviours.
+def open_inputs(options: InfluenceOptions) -> Inputs:
+    """Read the samples, directions and behaviours, and print the numbers of samples and behaviours.
 
     Raises:
         UserError: if no samples are chosen, or if a file is missing, damaged or inconsistent with
             another file; the message names it.
     """
+    parameters = options.parameters
     numbers = parameters.get(SaliencyConfig).ids("sample_ids")
     if not numbers:
         raise UserError("no samples are chosen; give their numbers as --sample_ids")
     behaviours = None
-    if not args.no_behaviours:
+    if options.behaviours:
         behaviours = StepResults.open(
-            args.behaviours_dir or parameters.folders.behaviours, BEHAVIOUR_FILES,
+            options.behaviours_dir or parameters.folders.behaviours, BEHAVIOUR_FILES,
             parameters.get(BehavioursConfig).num_samples, "--num_samples",
             parameters.is_given(BehavioursConfig, "num_samples"))
         if not behaviours.file("per_sample").exists():
             raise UserError(f"there is no file {behaviours.file('per_sample')}; "
                             f"{behaviours.schema.script} writes it, or give --no_behaviours")
-    inputs = Inputs.read(samples_of(args, parameters), numbers,
-                         directions_folder(args, parameters),
-                         direction_episodes(args, parameters), behaviours)
+    inputs = Inputs.read(options.samples, numbers, options.directions_folder,
+                         options.direction_episodes, behaviours)
     alone = sum(len(rows) == 1 for rows in inputs.groups.values())
     print(f"{len(numbers)} samples, {len(inputs.groups)} behaviours"
           + (f", {alone} of them with one sample" if alone else ""), flush=True)

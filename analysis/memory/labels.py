@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,9 +27,9 @@ import pandas as pd
 from agents.failures import FailureAttributor
 from agents.replay import recorded_game, replayed
 from agents.rollout_files import RolloutFolder
-from common.cli import Parser
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS
+from common.options import ComputeOptions, Options, option
 from common.results import Array, Entry, Npz, ResultStore, Schema, Table
 from envs.labels import ON_GROUND, label_names, state_labels
 from envs.objects import hazards_of
@@ -44,6 +45,28 @@ LEVEL_LABELS = Schema("level labels", "analysis/level_labels.py", items={
 AHEAD = 4.0  # cells to the right of the player in which an object counts as ahead
 RIGHT, JUMPS = np.transpose(ACTION_DIRECTIONS) > 0  # masks of actions to the right, and up (A,)
 LEFT = np.transpose(ACTION_DIRECTIONS)[0] < 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordingOptions(Options):
+    """Options of the recording that a study of an agent reads."""
+
+    agent_file: Path = option(help="file of the recorded agent")
+    data_dir: Path = option(help="data folder of the recording, from record.py --no_action_noise")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelledRecordingOptions(RecordingOptions, ComputeOptions):
+    """Options of a study that reads a recording with labels."""
+
+    labels_dir: Path = option(Path("analysis/memory/level_labels"),
+                              "labels of the recording, from analysis/level_labels.py")
+    overwrite: bool = option(False, "delete the previous contents of the folder")
+
+    @functools.cached_property
+    def examples(self) -> Examples:
+        """Steps of the recording; see ``read_examples``."""
+        return read_examples(self.data_dir, self.labels_dir, self.agent_file)
 
 
 def label_episodes(folder: RolloutFolder, episodes: Sequence[int]
@@ -221,15 +244,6 @@ def read_examples(data_dir: Path, labels_dir: Path, agent_file: Path) -> Example
         labels[f"fails_by_{kind.name}"] = np.float32(cause == kind.name)
     return Examples(folder, steps["level_seed"].to_numpy(), steps["episode"].to_numpy(), step,
                     np.concatenate(hidden), actions, labels)
-
-
-def add_recording_flags(flags: Parser) -> None:
-    """Add the flags of the studies that read a recording with labels."""
-    flags.add_argument("--agent_file", type=Path, required=True, help="file of the recorded agent")
-    flags.add_argument("--data_dir", type=Path, required=True,
-                       help="data folder of the recording, from record.py --no_action_noise")
-    flags.add_argument("--labels_dir", type=Path, default=Path("analysis/memory/level_labels"),
-                       help="labels of the recording, from analysis/level_labels.py")
 
 
 def _steps_since(event: np.ndarray, step: np.ndarray) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Levels of the maze game: state bytes, grids, level files, search, flags and patch options."""
+"""Levels of the maze game: state bytes, grids, level files, search, options and patch words."""

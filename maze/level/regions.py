@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 from agents.agent_file import AgentOrigin, read_origin
+from agents.config import GameOptions
 from common.cli import whole
 from common.errors import UserError
+from common.options import option
 from envs.cheese_region import CheeseRegion
 from envs.procgen_env import EnvConfig
 from maze.level.state import GAME, WORLD_DIMS
 
 _WORLD_DIMS = {**WORLD_DIMS, "exploration": WORLD_DIMS["hard"]}  # by distribution mode
+
+
+def region_option(levels: str = "levels", of_agent: bool = False) -> Any:
+    """Define an option that confines the cheese, for :func:`cheese_region`.
+
+    Args:
+        levels: noun for the levels in the help text.
+        of_agent: whether the default is the region of the agent's training (None), instead of 0.
+    """
+    return option(None if of_agent else 0,
+                  f"maze only: move the cheese of {levels} into the last R rows and columns of the "
+                  "maze; 1: its corner; 0: do not move it"
+                  + ("; if not given, the region of the agent's training, or 0 if the agent file "
+                     "does not record it" if of_agent else ""),
+                  type=whole(0, max(_WORLD_DIMS.values())), metavar="R")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegionGameOptions(GameOptions):
+    """Options for the game that an agent plays, which may confine the cheese to a region."""
+
+    cheese_region: int | None = region_option(of_agent=True)
+
+    def game(self, agent_file: Path) -> tuple[EnvConfig, CheeseRegion | None]:
+        """Return the game and its levels, and the edit that confines the cheese, if any.
+
+        Raises:
+            UserError: see ``env_config`` and :func:`cheese_region`.
+        """
+        config = self.env_config(agent_file)
+        return config, cheese_region(config, self.cheese_region, agent_file)
 
 
 def add_cheese_region_flag(parser: argparse.ArgumentParser, name: str = "cheese_region",

@@ -10,6 +10,7 @@ Symbols in shapes: N levels, K outcomes, Q squares of a level, C H W dimensions 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,9 +24,10 @@ from agents.hooks import cached, patched
 from agents.layers import Layer, all_layers, find_layer
 from agents.networks import Policy
 from agents.reference_set import ReferenceSet, activations_of
-from common.cli import Parser, whole
+from common.cli import whole
 from common.devices import Compute
 from common.errors import UserError
+from common.options import Options, option
 from common.progress import with_progress
 from common.results import Entry, File, ResultStore, Schema, Table, Text
 from common.tables import read_table
@@ -175,16 +177,27 @@ def choose_channels(scores: pd.DataFrame, number: int) -> list[tuple[str, int]]:
 # -------------------------------------------------------------------- channels of further studies
 
 
-def add_channel_flags(parser: Parser) -> None:
-    """Add the flags that choose a layer and some of its channels."""
-    parser.add_argument("--layer", default=LAYER, help="layer of the channels")
-    parser.add_argument("--channels", nargs="+", default=[str(CHANNELS_FILE)],
-                        metavar="CHANNELS",
-                        help="numbers and ranges such as 7,8,42-44, or a channels.csv of python -m "
-                             "maze.channels, for the channels of the layer that were chosen there")
-    parser.add_argument("--strongest", type=whole(1, 10**4), metavar="N",
-                        help="use only the N channels of a channels.csv with the largest contrast "
-                             "of the cheese")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChannelsOptions(Options):
+    """Options that choose a layer and some of its channels."""
+
+    layer: str = option(LAYER, "layer of the channels")
+    channels: tuple[str, ...] = option(
+        (str(CHANNELS_FILE),), "numbers and ranges such as 7,8,42-44, or a channels.csv of python "
+                               "-m maze.channels, for the channels of the layer that were chosen "
+                               "there", metavar="CHANNELS")
+    strongest: int | None = option(
+        None, "use only the N channels of a channels.csv with the largest contrast of the cheese",
+        type=whole(1, 10**4), metavar="N")
+
+    def find_channels(self, policy: Policy) -> tuple[Layer, tuple[int, ...]]:
+        """Return the layer and its channels; see :func:`parse_channels`.
+
+        Raises:
+            UserError: see :func:`find_map` and :func:`parse_channels`.
+        """
+        layer = find_map(policy, self.layer)
+        return layer, parse_channels(self.channels, self.strongest, policy, layer)
 
 
 def find_map(policy: Policy, name: str) -> Layer:
@@ -203,7 +216,7 @@ def find_map(policy: Policy, name: str) -> Layer:
 
 def parse_channels(texts: Sequence[str], strongest: int | None, policy: Policy, layer: Layer
                    ) -> tuple[int, ...]:
-    """Return the channels given by the flags, ascending; empty if no channel was chosen.
+    """Return the given channels, ascending; empty if no channel was chosen.
 
     Args:
         texts: ``--channels``: lists of channels, or paths of ``channels.csv``.

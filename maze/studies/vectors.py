@@ -14,7 +14,6 @@ Symbols in shapes: N levels, followed by the layer's shape, which is written as 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
@@ -27,8 +26,8 @@ from agents.layers import find_layer, layers_named
 from agents.networks import Policy
 from agents.patch import BatchInfo
 from agents.reference_set import activations_of
-from common.cli import Parser
 from common.errors import UserError
+from common.options import Options, option
 from interventions.patches import Add
 from interventions.vectors import SteeringVector, read_vectors, vectors_of_pairs
 from maze.field.fields import frames_at
@@ -226,37 +225,38 @@ def source_level(kind: VectorKind, source: str, target: MazeState, pool: Sequenc
 # ------------------------------------------------------- patches that add a level's own vector
 
 
-def add_own_vector_flags(parser: Parser) -> None:
-    """Add the flags for :func:`own_vectors`."""
-    parser.add_argument("--vectors", nargs="+", choices=tuple(VECTOR_KINDS), default=[],
-                        help="arms that add each level's own cheese vector or top right vector")
-    parser.add_argument("--coefficients", nargs="+", type=float,
-                        help="coefficients of --vectors, one each; if not given, -1 for cheese and "
-                             "1 for top_right")
-    parser.add_argument("--layer", default=LAYER, help="layer to which --vectors are added")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnVectorOptions(Options):
+    """Options for patches that add each level's own vector."""
 
+    vectors: tuple[str, ...] = option(
+        (), "arms that add each level's own cheese vector or top right vector",
+        choices=tuple(VECTOR_KINDS))
+    coefficients: tuple[float, ...] | None = option(
+        None, "coefficients of --vectors, one each; if not given, -1 for cheese and 1 for "
+              "top_right")
+    layer: str = option(LAYER, "layer to which --vectors are added")
 
-def own_vectors(args: argparse.Namespace, policy: Policy,
-                states: Sequence[MazeState]) -> dict[str, Add]:
-    """Return the patches selected by the flags, by name, such as "cheese -1".
+    def own_vectors(self, policy: Policy, states: Sequence[MazeState]) -> dict[str, Add]:
+        """Return the patches by name, such as "cheese -1".
 
-    Args:
-        args: the parsed flags.
-        policy: the agent.
-        states: all levels that may be run, with different seeds.
+        Args:
+            policy: the agent.
+            states: all levels that may be run, with different seeds.
 
-    Raises:
-        UserError: if two levels have the same seed, the numbers of coefficients and vectors differ,
-            or the agent does not have the layer.
-    """
-    if args.vectors:
-        check_seeds(states)
-    coefficients = args.coefficients or [VECTOR_KINDS[name].coefficient for name in args.vectors]
-    if len(coefficients) != len(args.vectors):
-        raise UserError(f"there are {len(coefficients)} --coefficients for {len(args.vectors)} "
-                        "--vectors")
-    return {f"{name} {c:+g}": own_vector(policy, args.layer, VECTOR_KINDS[name], states, c)
-            for name, c in zip(args.vectors, coefficients)}
+        Raises:
+            UserError: if two levels have the same seed, the numbers of coefficients and vectors
+                differ, or the agent does not have the layer.
+        """
+        if self.vectors:
+            check_seeds(states)
+        coefficients = self.coefficients or [VECTOR_KINDS[name].coefficient
+                                             for name in self.vectors]
+        if len(coefficients) != len(self.vectors):
+            raise UserError(f"there are {len(coefficients)} --coefficients for "
+                            f"{len(self.vectors)} --vectors")
+        return {f"{name} {c:+g}": own_vector(policy, self.layer, VECTOR_KINDS[name], states, c)
+                for name, c in zip(self.vectors, coefficients)}
 
 
 def own_vector(policy: Policy, layer_name: str, kind: VectorKind, states: Sequence[MazeState],

@@ -1,0 +1,1 @@
+analysis/combined_agent_env_hx_analysis_precompute.py
