@@ -704,7 +704,7 @@ def test_report_counts_the_rows_of_the_table(finished):
                          (f"beyond the best of {BEST_OF} recorded starts",
                           best["score"] > best["recorded_score"] + evaluation.LEAST),
                          ("typical start", best["typical"]),
-                         ("| shown", best["real_percentile"] >= evaluation.SHOWN)):
+                         ("| shown |", best["real_percentile"] >= evaluation.SHOWN)):
         (line,) = [line for line in text.splitlines() if title in line and line.startswith("|")]
         assert f"; {truth.sum()} of {len(best)})" in line.split("|")[2], line
     title = "| 1 | shown in the real game | best recorded start |"
