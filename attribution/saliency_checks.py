@@ -83,7 +83,7 @@ _GROUP = Npz({
 CHECKS = Schema(
     "checks of saliency maps (attribution.saliency_checks)",
     "python -m attribution.saliency_checks",
-    items={"group": Entry("levels/{:05d}.npz", _GROUP)}, results={
+    items={"group": Entry("levels/{:0>5}.npz", _GROUP)}, results={
         **{name: Entry(f"{name}.csv", Table({})) for name in (
             "pairs", "scores", "differences", "randomisation")},
         "figure": Entry("checks.png", File()), "report": Entry("report.md", Text())})

@@ -71,7 +71,7 @@ def measured(tmp_path):
     within = {"coin": event, "death": {**event, "auc": {"value": None, "interval_95": [None] * 2}},
               "end": event, "confusion": {"death": {"death": 1}}}
     store = ResultStore(tmp_path / "measured", LOSS_OVER_TIME)
-    facts = dict.fromkeys(cards._FACTS, "x") | {"rendered_worlds": False}
+    facts = dict.fromkeys(cards._FACTS, "x") | {"rendered_worlds": False, "seed": 0}
     with store.replace({**facts, "data_dir": "/home/me", "windows": [4, 5, 6],
                         "episodes": [1, 1, 2]}) as folder:
         written = ResultStore(folder, LOSS_OVER_TIME)

@@ -163,7 +163,9 @@ def value_of(form, seed):
     if isinstance(form, Json) and dataclasses.is_dataclass(form.cls):
         return form.cls(*[()] * len(dataclasses.fields(form.cls)))
     if isinstance(form, Json):
-        return {"value": float(rng.random())} if form.cls is dict else [1, 2]
+        needed = {name: "text" if form.kinds[name] is str else
+                  0.5 if form.kinds[name] == float | None else [] for name in form.needed}
+        return {"value": float(rng.random()), **needed} if form.cls is dict else [1, 2]
     return seed * 3 if isinstance(form, Text) else seed.encode() * 3
 
 
