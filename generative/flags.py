@@ -124,7 +124,7 @@ class SimulatorOptions(TrainSimulatorOptions):
         Args:
             compute: device and precision, if not those of the options.
         """
-        from generative.runs import open_simulator  # imports TensorBoard
+        from generative.runs import open_simulator  # imports TensorBoard, which is slow
 
         return open_simulator(self.model_file, self.agent_file,
                               self.parameters.get(SimulatorConfig), compute or self.compute)
