@@ -12,15 +12,7 @@ import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
-from common.cli import (
-    OneText,
-    Parser,
-    add_log_flag,
-    add_parameter_set_flag,
-    add_save_dir_flag,
-    count,
-    seed,
-)
+from common.cli import OneText, count, seed
 from common.errors import UserError
 from common.options import LogOptions, SaveDirOptions, option
 from common.parameters import one_of, positive, tail_fraction
@@ -289,10 +281,3 @@ class InfluenceOptions(DirectionOptions, ChosenSamplesOptions):
         None, "folder of the behaviours found in --num_samples samples; "
               "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
     behaviours: bool = option(True, "analyse only all samples together, not each behaviour")
-
-
-def add_analysis_flags(parser: Parser) -> None:
-    """Add the flags shared by all analyses."""
-    add_parameter_set_flag(parser)
-    add_save_dir_flag(parser)
-    add_log_flag(parser)

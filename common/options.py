@@ -351,10 +351,10 @@ class ParameterOptions(Options):
                 if flag.key is not None}
         overrides = {key: value for name, key in keys.items()
                      if (value := getattr(self, name)) is not None}
+        folders = [(Path(getattr(self, name)), below) for name, below in DATA_FLAGS.items()
+                   if name in self.inputs and getattr(self, name, None) is not None]
         name = self.interpreting_params_name
         if name is None:
-            folders = [(Path(getattr(self, name)), below) for name, below in DATA_FLAGS.items()
-                       if name in self.inputs and getattr(self, name, None) is not None]
             name = recorded_set([path / below if (path / below).is_dir() else path
                                  for path, below in folders])
         return ParameterSet(name, overrides)
