@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
@@ -26,12 +25,9 @@ from common.options import (
     changed,
     option,
 )
-from common.parameters import ParameterSet
 from generative.config import LR_DECAYS, SAMPLE_STARTS, SimulatorConfig
 from generative.sample_files import SampleFolder
 from generative.simulator import Simulator
-from interventions.flags import direction_episodes, directions_folder
-from interventions.projector import Projector
 
 # Flags that override a parameter: name, parameter in the section gen_model, type and help.
 _PARAMETERS = (
@@ -224,50 +220,3 @@ def add_data_flag(parser: Parser) -> None:
     parser.add_argument("--data_dir", key="data_dir",
                         help="folder of recorded rollouts, <logdir>/data of record.py")
     add_check_contents_flag(parser)
-
-
-def add_generated_data_flag(parser: Parser) -> None:
-    """Add --generated_data_dir, the parent of the sample folders."""
-    parser.add_argument("--generated_data_dir", key="generated_data_dir",
-                        help="parent of the folders of simulated samples, from "
-                             "record_gen_samples.py")
-
-
-def add_samples_flags(parser: Parser) -> None:
-    """Add the flags that select a folder of simulated samples."""
-    add_generated_data_flag(parser)
-    parser.add_argument("--samples_dir", type=Path, help="folder of samples to read; "
-                        f"<generated_data_dir>/{SAMPLE_STARTS[0]} if not given")
-
-
-def open_directions(args: argparse.Namespace, parameters: ParameterSet, simulator: Simulator,
-                    compute: Compute) -> tuple[Projector, dict]:
-    """Return the projector onto the selected directions, and the checksums of the direction files.
-
-    The directions are selected by the flags of ``add_direction_flags``.
-
-    Raises:
-        UserError: see ``Projector.load_for``.
-    """
-    projector, matrices = Projector.load_for(
-        simulator.agent.policy.hidden_state_size, directions_folder(args, parameters),
-        direction_episodes(args, parameters), args.agent_file)
-    return projector.on(compute.device), matrices
-
-
-def samples_of(args: argparse.Namespace, parameters: ParameterSet) -> SampleFolder:
-    """Return the sample folder that the flags of ``add_samples_flags`` select."""
-    return SampleFolder(args.samples_dir
-                        or Path(parameters.common.generated_data_dir) / SAMPLE_STARTS[0])
-
-
-def add_random_samples_flag(parser: Parser) -> None:
-    """Add --random_samples_dir, for scripts that also read samples with random starts."""
-    parser.add_argument("--random_samples_dir", type=Path, help="folder of samples with random "
-                        f"starts; <generated_data_dir>/{SAMPLE_STARTS[1]} if not given")
-
-
-def random_samples_of(args: argparse.Namespace, parameters: ParameterSet) -> SampleFolder:
-    """Return the sample folder that the flag of ``add_random_samples_flag`` selects."""
-    return SampleFolder(args.random_samples_dir
-                        or Path(parameters.common.generated_data_dir) / SAMPLE_STARTS[1])

@@ -246,13 +246,6 @@ def add_direction_ids_flag(parser: Parser, name: str, help: str) -> None:
                         key="analysis.saliency.direction_ids")
 
 
-def add_direction_type_flag(parser: Parser) -> None:
-    """Add --saliency_direction_type."""
-    parser.add_argument("--saliency_direction_type", choices=("ica", "pca"),
-                        key="analysis.saliency.direction_type",
-                        help="type of the directions: independent or principal components")
-
-
 def directions_folder(args: argparse.Namespace, parameters: ParameterSet) -> Path:
     """Return the folder that the flags of ``add_direction_flags`` select."""
     return args.precomp_dir or parameters.folders.hidden_states
@@ -273,12 +266,6 @@ def direction_episodes(args: argparse.Namespace, parameters: ParameterSet,
         directions_folder(args, parameters), HIDDEN_STATE_FILES,
         parameters.get(DirectionFilesConfig).num_episodes, flag,
         parameters.is_given(DirectionFilesConfig, "num_episodes")).number
-
-
-def add_swap_flags(parser: Parser, num_episodes_flag: str = "--num_episodes") -> None:
-    """Add the flags that define swaps of directions; see ``add_direction_flags``."""
-    add_own_options(parser, SwapOptions)
-    add_direction_flags(parser, num_episodes_flag)
 
 
 def add_alter_from_flag(parser: Parser, default: int) -> None:
