@@ -162,9 +162,10 @@ def _in_section(options: type[Options], flag: _Flag) -> _Flag:
 
 
 def _without_none(kind: Any) -> Any:
-    """Return the type ``X`` of ``X | None``."""
+    """Return the type ``X`` of ``X | None``; other types are unchanged."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        [kind] = [part for part in typing.get_args(kind) if part is not types.NoneType]
+        parts = [part for part in typing.get_args(kind) if part is not types.NoneType]
+        return parts[0] if len(parts) == 1 else kind
     return kind
 
 
