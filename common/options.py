@@ -232,14 +232,6 @@ def _add_flag(parser: Parser, field: dataclasses.Field, flag: _Flag, kind: Any) 
     parser.add_argument(*names, **settings)
 
 
-def add_own_options(parser: Parser, options: type[Options]) -> None:
-    """Add the flags of a class, without those of its base classes, to a parser of a script whose
-    flags are not yet options."""
-    for field, flag, kind in _fields(options):
-        if field.name in vars(options)["__annotations__"]:
-            _add_flag(parser, field, flag, kind)
-
-
 def _ignored(options: type[Options]) -> list[str]:
     """Return the names of ``Options.ignored`` of a class and its base classes."""
     names = (name for kind in options.__mro__ for name in vars(kind).get("ignored", ()))
