@@ -1,16 +1,14 @@
-"""Agent configuration: parameter sets, and command-line flags for the game and its levels.
+"""Agent configuration: parameter sets, and options for the game and its levels.
 
 This is the only module that reads ``hyperparams/procgen/config.yml``.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import logging
 import math
 from pathlib import Path
-from typing import Any
 
 from agents.agent_file import read_origin
 from agents.networks import ARCHITECTURES
@@ -174,37 +172,3 @@ class GameOptions(Options):
                         else f"--{name}" for name in assumed))
         return EnvConfig(**{**_UNTRAINED, **trained, **flags}, start_level=self.start_level,
                          num_levels=self.num_levels)
-
-
-def add_env_flags(parser: argparse.ArgumentParser, of_agent: bool = True) -> None:
-    """Add flags for the game and its levels.
-
-    Args:
-        of_agent: leave unset flags for game, mode and backgrounds at None, so that
-            :func:`env_config` takes their values from the agent's training.
-    """
-    def options(text: str, name: str) -> dict:
-        default = _UNTRAINED[name]
-        if not of_agent:
-            return {"default": default, "help": text}
-        return {"default": None,
-                "help": f"{text} (default: as in the agent's training, or {default} if unknown)"}
-
-    parser.add_argument("--env_name", **options("one of Procgen's 16 games", "env_name"))
-    parser.add_argument("--distribution_mode", **options(
-        "easy, hard, extreme, memory or exploration", "distribution_mode"))
-    parser.add_argument("--start_level", type=level_seed, default=0, help="seed of the first level")
-    parser.add_argument("--num_levels", type=level_seed, default=0,
-                        help="number of consecutive level seeds; 0 for all seeds")
-    backgrounds = parser.add_mutually_exclusive_group()
-    backgrounds.add_argument("--use_backgrounds", action="store_true",
-                             default=None if of_agent else False,
-                             help="draw the game's background images")
-    backgrounds.add_argument("--no_backgrounds", action="store_false", dest="use_backgrounds",
-                             default=None if of_agent else False,
-                             help="draw no background images, as for the published agents")
-
-
-def env_config(args: Any, agent_file: Path | None = None) -> EnvConfig:
-    """Return the game and levels that the flags of :func:`add_env_flags` select."""
-    return GameOptions.env_config(args, agent_file)

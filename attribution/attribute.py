@@ -1,4 +1,4 @@
-"""Attribute an agent's outputs to the features of its layers, along trajectories of a recording.
+"""Attribute an agent's outputs along trajectories, see ``AttributeOptions``.
 
 A killed run resumes after the last finished trajectory; more layers and outputs can be added later.
 Each shard attributes along its own trajectories; --join then writes the summaries.
@@ -8,7 +8,6 @@ Each shard attributes along its own trajectories; --join then writes the summari
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +19,11 @@ import torch
 
 from agents.networks import Policy, to_images
 from agents.outputs import POLICY, PUBLISHED_POLICY, VALUE, Output, outputs_named
+from attribution.config import ANALYSES
 from attribution.context import (
     AttributionContext,
-    add_agent_flags,
-    add_integral_flags,
-    add_output_flags,
+    AttributionOptions,
+    IntegralOptions,
 )
 from attribution.integrated_gradients import (
     GAUSS_LEGENDRE,
@@ -50,58 +49,74 @@ from attribution.trajectories import (
     CHOICES,
     FAILURES,
     IN_ORDER,
+    Trajectories,
     find_advantage_settings,
     gather_trajectories,
 )
-from common.cli import Parser, count, from_zero, set_up_logging, whole
+from common.cli import count, from_zero, whole
 from common.devices import Compute
-from common.errors import UserError, script_main
+from common.errors import UserError
 from common.files import versions
+from common.options import ShardOptions, command, option
 from common.progress import with_progress
-from common.shards import WHOLE, add_shard_flags
+from common.shards import WHOLE
 
 NUM_REFERENCE = 1024  # observations over which the standard deviation of an output is computed
 PUBLISHED = Integration(10, RIEMANN_RIGHT, None)
 Arrays = dict[str, np.ndarray]
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_agent_flags(flags)
-    flags.add_argument("--features_dir", type=Path,
-                       default=Path("analysis") / "attribution" / "features",
-                       help="output folder of python -m attribution.features; without --layers, "
-                             "all of its layers are used")
-    flags.add_argument("--outputs", nargs="+", metavar="OUTPUT", default=[VALUE],
-                       help="scalars to attribute, such as value, log_prob_right, "
-                            f"log_prob_any_right or taken; {POLICY}: all log-probabilities of "
-                            f"actions and directions; {PUBLISHED_POLICY}: all logits and their "
-                            "sums by direction")
-    flags.add_argument("--num_trajectories", type=count, default=8,
-                       help="number of trajectories, each a sequence of consecutive episodes")
-    flags.add_argument("--num_steps", type=count, default=512,
-                       help="number of steps per trajectory")
-    flags.add_argument("--episodes", type=from_zero, nargs="+", metavar="EPISODE", default=[],
-                       help="numbers of the recorded episodes to concatenate, in this order; if "
-                            "not given, all episodes")
-    flags.add_argument("--choose", choices=CHOICES, default=IN_ORDER,
-                       help=f"order of the episodes; {FAILURES}: episodes without a reward first")
-    add_integral_flags(flags)
-    flags.add_argument("--integration", choices=RULES, default=GAUSS_LEGENDRE,
-                       help="quadrature rule: Gauss-Legendre, or the right Riemann sum")
-    flags.add_argument("--memory_steps", type=whole(0, 64), default=0, metavar="STEPS",
-                       help="for agents with memory: also attribute to the layer at each of the "
-                            "last STEPS steps and to older memory; 8 suffices for most agents and "
-                            "takes 8 times as long")
-    flags.add_argument("--gradient_activation", action="store_true",
-                       help="for comparison, also compute gradient times activation of each "
-                            "output, reduced to the same features")
-    flags.add_argument("--published_mode", action="store_true",
-                       help="use the published settings, for comparison: right Riemann sum with 10 "
-                            f"nodes, no refinement, and logits instead of {POLICY} in --outputs")
-    add_output_flags(flags, "attribution")
-    add_shard_flags(flags, "the trajectories")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttributeOptions(IntegralOptions, ShardOptions, AttributionOptions):
+    """Attribute an agent's outputs to the features of its layers, along trajectories of a
+    recording."""
+
+    features_dir: Path = option(ANALYSES / "features", "output folder of python -m "
+                                "attribution.features; without --layers, all of its layers are "
+                                "used")
+    outputs: tuple[str, ...] = option(
+        (VALUE,), "scalars to attribute, such as value, log_prob_right, log_prob_any_right or "
+                  f"taken; {POLICY}: all log-probabilities of actions and directions; "
+                  f"{PUBLISHED_POLICY}: all logits and their sums by direction", metavar="OUTPUT")
+    num_trajectories: int = option(
+        8, "number of trajectories, each a sequence of consecutive episodes", type=count)
+    num_steps: int = option(512, "number of steps per trajectory", type=count)
+    episodes: tuple[int, ...] = option(
+        (), "numbers of the recorded episodes to concatenate, in this order; if not given, all "
+            "episodes", type=from_zero, metavar="EPISODE")
+    choose: str = option(
+        IN_ORDER, f"order of the episodes; {FAILURES}: episodes without a reward first",
+        choices=CHOICES)
+    integration: str = option(
+        GAUSS_LEGENDRE, "quadrature rule: Gauss-Legendre, or the right Riemann sum", choices=RULES)
+    memory_steps: int = option(
+        0, "for agents with memory: also attribute to the layer at each of the last STEPS steps "
+           "and to older memory; 8 suffices for most agents and takes 8 times as long",
+        type=whole(0, 64), metavar="STEPS")
+    gradient_activation: bool = option(
+        False, "for comparison, also compute gradient times activation of each output, reduced to "
+               "the same features")
+    published_mode: bool = option(
+        False, "use the published settings, for comparison: right Riemann sum with 10 nodes, no "
+               f"refinement, and logits instead of {POLICY} in --outputs")
+    output_dir: Path = option(ANALYSES / "attribution", "folder to write to")
+
+    @property
+    def rule(self) -> Integration:
+        """Settings of the integration."""
+        return PUBLISHED if self.published_mode else Integration(
+            self.integrate_steps, self.integration, self.tolerance)
+
+    @property
+    def scalars(self) -> tuple[Output, ...]:
+        """The outputs.
+
+        Raises:
+            UserError: if there is no such output.
+        """
+        return outputs_named([
+            PUBLISHED_POLICY if self.published_mode and name == POLICY else name
+            for name in self.outputs])
 
 
 def frame_gradients(policy: Policy, compute: Compute, outputs: Sequence[Output],
@@ -134,93 +149,107 @@ def frame_gradients(policy: Policy, compute: Compute, outputs: Sequence[Output],
             scalars.detach().cpu().numpy())
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    context = AttributionContext(args, None if args.layers else finished_layers(args.features_dir))
-    integration = PUBLISHED if args.published_mode else Integration(
-        args.integrate_steps, args.integration, args.tolerance)
-    outputs = outputs_named([PUBLISHED_POLICY if args.published_mode and name == POLICY else name
-                             for name in args.outputs])
-    if args.memory_steps and not context.policy.recurrent:
+def attribute(options: AttributeOptions) -> AttributionStore:
+    """Write the attributions, or those of the shard, and return their folder."""
+    context = options.open_context(None if options.layers
+                                   else finished_layers(options.features_dir))
+    outputs = options.scalars
+    if options.memory_steps and not context.policy.recurrent:
         raise UserError("--memory_steps is for agents with memory, and this agent has none; leave "
                         "it out")
-    steps = gather_trajectories(context.recording.folder, args.num_trajectories, args.num_steps,
-                                args.episodes, args.choose)
+    steps = gather_trajectories(context.recording.folder, options.num_trajectories,
+                                options.num_steps, options.episodes, options.choose)
     trajectories = {number: steps.part(number).frame_ids
                     for number in range(steps.num_trajectories)}
-    features = {layer.name: context.features(args.features_dir, layer)
+    features = {layer.name: context.features(options.features_dir, layer)
                 for layer in context.bottlenecks}
     layers = [*([INPUT] if context.wants_frame else []), *features]
     description = (f"{len(trajectories)} trajectories of "
                    f"{', '.join(str(len(ids)) for ids in trajectories.values())} steps; "
                    f"layers: {', '.join(layers)}; outputs: "
                    + ", ".join(output.name for output in outputs))
-    if args.dry_run:
+    store = AttributionStore(options.output_dir)
+    if options.dry_run:
         print(description)
-        return
-    store = AttributionStore(args.output_dir)
-    store.open(
-        {**context.provenance, "num_trajectories": args.num_trajectories,
-         "num_steps": args.num_steps, "choose": args.choose, "episodes": args.episodes,
-         "seed": args.seed, **vars(integration), "published_mode": args.published_mode,
-         "unit": vars(find_advantage_settings(args.agent_file, AUTO,
-                                              context.recording.all_steps())),
-         "versions": versions()}, args.overwrite, args.shard,
-        {"layers": layers, "outputs": [output.name for output in outputs],
-         "memory_steps": args.memory_steps, "gradient_activation": args.gradient_activation,
-         "features_sha256": [of_layer.checksum for of_layer in features.values()]}, args.join,
-        [*items_of(args, layers, outputs, len(trajectories))])
-    is_whole = args.shard == WHOLE
-    if is_whole and not store.has("trajectories"):
-        if context.recording.description.get("action_noise"):  # store the policy without noise
-            steps = dataclasses.replace(steps, log_probs=np.concatenate([
-                context.run(ids)[0].log_probs.cpu().numpy() for ids in batches(steps.frame_ids)]))
-        store.write("trajectories", value=vars(steps))
-    trajectories = {number: trajectories[number] for number in args.shard.of([*trajectories])}
+        return store
+    open_store(store, options, context, layers, features, len(trajectories))
+    if options.shard == WHOLE and not store.has("trajectories"):
+        store.write("trajectories", value=vars(without_noise(steps, context)))
     attributor = TrajectoryAttributor(
-        context, store, outputs, output_deviations(context, outputs, args.seed), trajectories)
+        context, store, outputs, output_deviations(context, outputs, options.seed),
+        {number: trajectories[number] for number in options.shard.of([*trajectories])})
+    attribute_layers(options, context, attributor, store, features)
+    if options.shard == WHOLE:
+        print(*(attributor.summarise(layer, options.rule) for layer in layers), sep="\n")
+    store.finish()
+    print(f"wrote {options.output_dir}: {description}")
+    return store
+
+
+def open_store(store: AttributionStore, options: AttributeOptions, context: AttributionContext,
+               layers: Sequence[str], features: Mapping[str, LayerFeatures],
+               num_trajectories: int) -> None:
+    """Open the folder of the attributions with their settings.
+
+    Args:
+        layers: short names of the layers, and INPUT if gradients with respect to the frame are
+            requested.
+        features: features by short name of the layer.
+        num_trajectories: number of trajectories.
+    """
+    unit = find_advantage_settings(options.agent_file, AUTO, context.recording.all_steps())
+    store.open(
+        {**context.provenance, "num_trajectories": options.num_trajectories,
+         "num_steps": options.num_steps, "choose": options.choose, "episodes": options.episodes,
+         "seed": options.seed, **vars(options.rule), "published_mode": options.published_mode,
+         "unit": vars(unit), "versions": versions()}, options.overwrite, options.shard,
+        {"layers": layers, "outputs": [output.name for output in options.scalars],
+         "memory_steps": options.memory_steps, "gradient_activation": options.gradient_activation,
+         "features_sha256": [of_layer.checksum for of_layer in features.values()]}, options.join,
+        [*items_of(options, layers, num_trajectories)])
+
+
+def items_of(options: AttributeOptions, layers: Sequence[str], num_trajectories: int
+             ) -> Iterator[tuple]:
+    """Yield entry and key of every item that must be stored for the attributions to be complete;
+    see ``open_store``."""
+    for layer in layers:
+        for output in options.scalars:
+            yield "summary", layer, output.name
+            for number in range(num_trajectories if layer != INPUT else 0):
+                if options.memory_steps:
+                    yield "over_time", layer, output.name, options.memory_steps, number
+                if options.gradient_activation:
+                    yield "gradient_activation", layer, output.name, number
+
+
+def without_noise(steps: Trajectories, context: AttributionContext) -> Trajectories:
+    """Replace recorded log-probabilities with action noise by those of the agent."""
+    if not context.recording.description.get("action_noise"):
+        return steps
+    return dataclasses.replace(steps, log_probs=np.concatenate([
+        context.run(ids)[0].log_probs.cpu().numpy() for ids in batches(steps.frame_ids)]))
+
+
+def attribute_layers(options: AttributeOptions, context: AttributionContext,
+                     attributor: TrajectoryAttributor, store: AttributionStore,
+                     features: Mapping[str, LayerFeatures]) -> None:
+    """Compute and write everything that the options request for each layer."""
     if context.wants_frame:
         attributor.differentiate_frames()
     for bottleneck in context.bottlenecks:
         layer = features[bottleneck.name]
         store.check_features(layer)
-        if is_whole:
+        if options.shard == WHOLE:
             store.write("layer", layer.name, value={
-                "features_sha256": layer.checksum, "features_dir": str(args.features_dir),
+                "features_sha256": layer.checksum, "features_dir": str(options.features_dir),
                 "layer": bottleneck.layer.name, "place": layer.settings["place"],
                 "partial": bottleneck.bypassed})
-        attributor.attribute(bottleneck, layer, integration)
-        if args.memory_steps:
-            attributor.attribute_over_time(bottleneck, layer, integration, args.memory_steps)
-        if args.gradient_activation:
+        attributor.attribute(bottleneck, layer, options.rule)
+        if options.memory_steps:
+            attributor.attribute_over_time(bottleneck, layer, options.rule, options.memory_steps)
+        if options.gradient_activation:
             attributor.multiply_gradients(bottleneck, layer)
-    if is_whole:
-        print(*(attributor.summarise(layer, integration) for layer in layers), sep="\n")
-    store.finish()
-    print(f"wrote {args.output_dir}: {description}")
-
-
-def items_of(args: argparse.Namespace, layers: Sequence[str], outputs: Sequence[Output],
-             num_trajectories: int) -> Iterator[tuple]:
-    """Yield entry and key of every item that must be stored for the attributions to be complete.
-
-    Args:
-        args: the parsed flags.
-        layers: short names of the layers, and INPUT if gradients with respect to the frame are
-            requested.
-        outputs: the outputs.
-        num_trajectories: number of trajectories.
-    """
-    for layer in layers:
-        for output in outputs:
-            yield "summary", layer, output.name
-            for number in range(num_trajectories if layer != INPUT else 0):
-                if args.memory_steps:
-                    yield "over_time", layer, output.name, args.memory_steps, number
-                if args.gradient_activation:
-                    yield "gradient_activation", layer, output.name, number
 
 
 def output_deviations(context: AttributionContext, outputs: Sequence[Output],
@@ -433,6 +462,8 @@ class TrajectoryAttributor:
     def _deviations_of(self, attributor: LayerIntegratedGradients) -> np.ndarray:
         return np.array([self._deviations[output.name] for output in attributor.outputs])
 
+
+main = command(AttributeOptions, attribute)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""Choose edits that blind an agent to hazards of its game.
+"""Choose edits that blind an agent to hazards, see ``ChooseEditsOptions``.
 
 For each hazard, the script selects the levels on which the agent fails because of the hazard when
 the hazard is invisible. On these levels it ablates each feature of each layer alone, then the best
@@ -24,7 +24,6 @@ resumes after the last episode.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -37,13 +36,15 @@ import torch
 from torch import Tensor
 
 from agents.agent_file import load_agent, read_origin, save_agent
-from agents.config import add_env_flags, env_config
 from agents.edits import Edit, with_edits
+from agents.networks import Policy
 from agents.provenance import agent_digests, agent_sha256
 from agents.reference_set import activations_of, played_reference
+from attribution.config import ANALYSES
 from attribution.editing import ChangeSizes
 from attribution.failures.causes import (
     Levels,
+    PlayedLevelsOptions,
     Run,
     agent_conditions,
     find_hazards,
@@ -60,19 +61,10 @@ from attribution.results import (
     load_features,
     read_features,
 )
-from common.cli import (
-    Parser,
-    add_compute_flags,
-    check_output,
-    count,
-    environments,
-    from_zero,
-    seed,
-    set_up_logging,
-)
-from common.devices import resolve_compute
-from common.errors import UserError, script_main
+from common.cli import check_output, count, from_zero
+from common.errors import UserError
 from common.files import read_bytes, versions
+from common.options import changed, command, option
 from common.results import ResultStore
 from common.tables import write_table
 from envs.objects import GameObject
@@ -80,109 +72,135 @@ from interventions.flags import REFERENCE_SIZE
 from stats.effects import Condition
 
 PLAYED, TABLE = "played", "candidates.csv"  # names in the output folder
+MakeEdit = Callable[[str, Sequence[int], float], Edit]  # see edit_of
 MIN_LEVELS = 10  # with fewer failures because of the invisible hazard, all levels are used
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="agent to edit")
-    flags.add_argument("--hazards", nargs="+", required=True, metavar="HAZARD",
-                       help="hazards to blind the agent to, such as saw; one edit is chosen per "
-                            "hazard")
-    flags.add_argument("--layers", nargs="+", metavar="LAYER",
-                       help="short names of the layers to edit; if not given, all layers with "
-                            "features and cells")
-    flags.add_argument("--num_features", type=count, default=2,
-                       help="maximum number of features of a layer that are ablated together")
-    flags.add_argument("--strengths", type=float, nargs="+", default=[1.0, 2.0],
-                       help="strengths of the edits: 1 removes the features, 2 reverses their "
-                            "sign")
-    flags.add_argument("--features_dir", type=Path, default=Path("analysis/attribution/features"),
-                       help="features of the agent, from python -m attribution.features")
-    flags.add_argument("--num_episodes", type=count, default=160,
-                       help="number of candidate levels; edits are tried on the levels that the "
-                            "agent fails because of the hazard when it is invisible")
-    flags.add_argument("--num_controls", type=from_zero, default=0,
-                       help="number of repetitions of the search with random features; claims need "
-                            "at least 19")
-    add_env_flags(flags)
-    flags.add_argument("--num_envs", type=environments, default=64,
-                       help="number of episodes played in parallel")
-    flags.add_argument("--seed", type=seed, default=1,
-                       help="seed of levels and actions; give attribution.failure_causes a "
-                            "different seed, so that it plays other levels")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/attribution/edits"),
-                       help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true",
-                       help="delete the previous contents of the folder")
-    add_compute_flags(flags)
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChooseEditsOptions(PlayedLevelsOptions):
+    """Choose edits that blind an agent to hazards of its game."""
 
+    agent_file: Path = option(help="agent to edit")
+    hazards: tuple[str, ...] = option(help="hazards to blind the agent to, such as saw; one edit "
+                                           "is chosen per hazard", metavar="HAZARD")
+    layers: tuple[str, ...] | None = option(
+        None, "short names of the layers to edit; if not given, all layers with features and cells",
+        metavar="LAYER")
+    num_features: int = option(
+        2, "maximum number of features of a layer that are ablated together", type=count)
+    strengths: tuple[float, ...] = option(
+        (1.0, 2.0), "strengths of the edits: 1 removes the features, 2 reverses their sign")
+    features_dir: Path = option(ANALYSES / "features",
+                                "features of the agent, from python -m attribution.features")
+    num_episodes: int = changed(
+        PlayedLevelsOptions, "num_episodes", default=160,
+        help="number of candidate levels; edits are tried on the levels that the agent fails "
+             "because of the hazard when it is invisible")
+    num_controls: int = option(
+        0, "number of repetitions of the search with random features; claims need at least 19",
+        type=from_zero)
+    seed: int = changed(
+        PlayedLevelsOptions, "seed", default=1,
+        help="seed of levels and actions; give attribution.failure_causes a different seed, so "
+             "that it plays other levels")
+    output_dir: Path = option(ANALYSES / "edits", "folder to write to")
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    compute = resolve_compute(args.device, args.gpu_device, "float32"
-                              if args.precision == "auto" else args.precision)
-    if not np.isfinite(args.strengths).all():
-        raise UserError("--strengths must be numbers, not NaN or infinity")
-    config = env_config(args, args.agent_file).unseen_levels()
-    hazards = find_hazards(args.hazards, config.env_name)
-    table = args.output_dir / TABLE
-    check_output(table, lambda path: b"by_hazard_before" in read_bytes(path).partition(b"\n")[0],
-                 args.overwrite, "--output_dir")
-    agents = {(hazard.name, control): args.output_dir / file_name(hazard.name, control)
-              for hazard in hazards for control in range(-1, args.num_controls)}
-    for path in agents.values():
-        check_output(path, lambda path: read_origin(path).edited_from is not None, args.overwrite,
-                     "--output_dir")
-    [original] = agent_conditions([args.agent_file], [ORIGINAL], compute.device)
-    origin, checksum = read_origin(args.agent_file), agent_sha256(args.agent_file)
-    root = origin.edited_from or checksum
-    names = args.layers or sorted(name for name in finished_layers(args.features_dir)
-                                  if read_features(args.features_dir, name).facts["stride"])
-    if not names:
-        raise UserError(f"{args.features_dir} holds no features of a layer with a spatial map; "
-                        f"find them with {FEATURES_SCRIPT}")
-    features = {bottleneck.name: load_features(args.features_dir, bottleneck, {
-        *agent_digests(args.agent_file), root}, config.env_name)
+    def load_features(self, original: Condition[Run], game: str) -> dict[str, LayerFeatures]:
+        """Read the features of the layers to edit, by short name of the layer.
+
+        Args:
+            original: condition of the unedited agent.
+            game: name of the game.
+        """
+        names = self.layers or sorted(
+            name for name in finished_layers(self.features_dir)
+            if read_features(self.features_dir, name).facts["stride"])
+        if not names:
+            raise UserError(f"{self.features_dir} holds no features of a layer with a spatial map; "
+                            f"find them with {FEATURES_SCRIPT}")
+        agents = {*agent_digests(self.agent_file), original_agent(self.agent_file)}
+        return {bottleneck.name: load_features(self.features_dir, bottleneck, agents, game)
                 for bottleneck in find_bottlenecks(run_of(original).policy, names)}
-    levels = Levels(config, compute, list(enumerate(config.draw_levels(
-        args.num_episodes, args.seed))), args.seed, args.num_envs)
 
-    @functools.cache
-    def activations() -> dict[str, Tensor]:
-        reference = played_reference(run_of(original).policy, compute, config,
-                                     [level for _, level in levels.levels], REFERENCE_SIZE,
-                                     args.seed)
-        return activations_of(run_of(original).policy, reference.frames, [
-            of_layer.settings["layer"] for of_layer in features.values()], reference.hidden_states)
+    def output_files(self, hazards: Sequence[GameObject]) -> dict[tuple[str, int], Path]:
+        """Return the files of edited agents by hazard and number of the control (-1: no control).
 
+        Raises:
+            UserError: if a file of the output folder exists that this script did not write.
+        """
+        check_output(self.output_dir / TABLE,
+                     lambda path: b"by_hazard_before" in read_bytes(path).partition(b"\n")[0],
+                     self.overwrite, "--output_dir")
+        files = {(hazard.name, control): self.output_dir / file_name(hazard.name, control)
+                 for hazard in hazards for control in range(-1, self.num_controls)}
+        for path in files.values():
+            check_output(path, lambda path: read_origin(path).edited_from is not None,
+                         self.overwrite, "--output_dir")
+        return files
+
+
+def choose_edits(options: ChooseEditsOptions) -> pd.DataFrame:
+    """Write the edited agents, and return the table of all tried edits."""
+    if not np.isfinite(options.strengths).all():
+        raise UserError("--strengths must be numbers, not NaN or infinity")
+    config = options.env_config(options.agent_file).unseen_levels()
+    hazards = find_hazards(options.hazards, config.env_name)
+    files = options.output_files(hazards)
+    [original] = agent_conditions([options.agent_file], [ORIGINAL], options.compute.device)
+    features = options.load_features(original, config.env_name)
+    levels = options.draw_levels(config)
+    makers = edit_makers(options, run_of(original).policy, features, levels)
     rows = []
     for hazard in hazards:
-        store = ResultStore(args.output_dir / PLAYED / hazard.name, failure_files(config.env_name))
+        store = ResultStore(options.output_dir / PLAYED / hazard.name,
+                            failure_files(config.env_name))
         store.open({
-            "agent_sha256": checksum, "features_sha256": {
+            "agent_sha256": agent_sha256(options.agent_file), "features_sha256": {
                 name: of_layer.checksum for name, of_layer in features.items()},
-            "env": vars(config), "num_episodes": args.num_episodes, "seed": args.seed,
-            "precision": compute.precision, "versions": versions(), "arms": {}}, args.overwrite)
-        for control in range(-1, args.num_controls):
-            make = functools.partial(edit_of, features) if control < 0 else random_features(
-                features, activations(), args.seed, control)
-            best, trials = search_edits(args, original, features, hazard, levels,
+            "env": vars(config), "num_episodes": options.num_episodes, "seed": options.seed,
+            "precision": options.compute.precision, "versions": versions(), "arms": {}},
+            options.overwrite)
+        for control, make in makers.items():
+            best, trials = search_edits(options, original, features, hazard, levels,
                                         functools.partial(play, store, levels), make,
                                         "edited" if control < 0 else f"control_{control:03d}")
             rows += [{"hazard": hazard.name, "control": control, **trial,
                       "features": " ".join(map(str, trial["features"])), "chosen": trial is best}
                      for trial in trials]
-            path = agents[hazard.name, control]
-            save_agent(path, with_edits(load_agent(args.agent_file), [make(
-                best["layer"], best["features"], best["strength"])]),
-                       origin=dataclasses.replace(origin, edited_from=root))
-            report(path, best, hazard.name)
+            save_edited(files[hazard.name, control], options.agent_file, make(
+                best["layer"], best["features"], best["strength"]))
+            report(files[hazard.name, control], best, hazard.name)
         store.finish()
-    write_table(table, pd.DataFrame(rows))
+    table = pd.DataFrame(rows)
+    write_table(options.output_dir / TABLE, table)
+    return table
+
+
+def edit_makers(options: ChooseEditsOptions, policy: Policy, features: Mapping[str, LayerFeatures],
+                levels: Levels) -> dict[int, MakeEdit]:
+    """Return the functions that make edits with the features (-1), and with random features by
+    number of the control."""
+    makers: dict[int, MakeEdit] = {-1: functools.partial(edit_of, features)}
+    if not options.num_controls:
+        return makers
+    reference = played_reference(policy, levels.compute, levels.config,
+                                 [level for _, level in levels.levels], REFERENCE_SIZE,
+                                 options.seed)
+    activations = activations_of(policy, reference.frames, [
+        of_layer.settings["layer"] for of_layer in features.values()], reference.hidden_states)
+    return makers | {control: random_features(features, activations, options.seed, control)
+                     for control in range(options.num_controls)}
+
+
+def original_agent(agent_file: Path) -> str:
+    """Return the checksum of the unedited agent of an agent file."""
+    return read_origin(agent_file).edited_from or agent_sha256(agent_file)
+
+
+def save_edited(path: Path, agent_file: Path, edit: Edit) -> None:
+    """Write an agent with an edit to ``path``."""
+    save_agent(path, with_edits(load_agent(agent_file), [edit]), origin=dataclasses.replace(
+        read_origin(agent_file), edited_from=original_agent(agent_file)))
 
 
 def file_name(hazard: str, control: int) -> str:
@@ -232,7 +250,7 @@ def edit_of(features: Mapping[str, LayerFeatures], layer: str, numbers: Sequence
 
 
 def random_features(features: Mapping[str, LayerFeatures], activations: Mapping[str, Tensor],
-                    seed: int, control: int) -> Callable[[str, Sequence[int], float], Edit]:
+                    seed: int, control: int) -> MakeEdit:
     """Return a function like ``edit_of`` for random features.
 
     The channels of all directions of a layer are permuted in the same way, so the angles between
@@ -259,20 +277,19 @@ def random_features(features: Mapping[str, LayerFeatures], activations: Mapping[
     return make
 
 
-def search_edits(args: argparse.Namespace, original: Condition[Run],
+def search_edits(options: ChooseEditsOptions, original: Condition[Run],
                  features: Mapping[str, LayerFeatures], hazard: GameObject, levels: Levels,
                  play: Callable[[Condition[Run], Sequence[tuple[int, int]]], np.ndarray],
-                 make: Callable[[str, Sequence[int], float], Edit], prefix: str
+                 make: MakeEdit, prefix: str
                  ) -> tuple[dict, list[dict]]:
     """Search for the edit that blinds the agent to a hazard.
 
     Each feature of each layer is ablated alone at each strength. Then the best feature is ablated
     at its best strength together with each other feature of its layer, and so on while the result
-    improves, up to ``args.num_features`` features. The best edit has the largest rise in failures
-    caused by the hazard minus the rise in other failures.
+    improves, up to ``options.num_features`` features. The best edit has the largest rise in
+    failures caused by the hazard minus the rise in other failures.
 
     Args:
-        args: the parsed flags.
         original: condition of the unedited agent.
         features: features by short name of the layer.
         hazard: the hazard.
@@ -306,9 +323,9 @@ def search_edits(args: argparse.Namespace, original: Condition[Run],
                 "by_others": (after != SOLVED).sum() - hazard_after}
 
     trials = [try_edit(layer, (number,), strength) for layer, of_layer in features.items()
-              for number in range(of_layer.number) for strength in dict.fromkeys(args.strengths)]
+              for number in range(of_layer.number) for strength in dict.fromkeys(options.strengths)]
     best = max(trials, key=margin_of)
-    for _ in range(args.num_features - 1):
+    for _ in range(options.num_features - 1):
         more = [try_edit(best["layer"], tuple(sorted((*best["features"], number))),
                          best["strength"])
                 for number in range(features[best["layer"]].number)
@@ -326,6 +343,8 @@ def margin_of(trial: Mapping[str, int]) -> int:
     return (trial["by_hazard"] - trial["by_hazard_before"]
             - (trial["by_others"] - trial["by_others_before"]))
 
+
+main = command(ChooseEditsOptions, choose_edits)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,10 +1,13 @@
-"""Parameters of the pipeline's attribution stages: the sections ``attribution`` and
-``failure_causes`` of ``hyperparams/interpreting_configs.yml``."""
+"""Folder of the attribution scripts, and parameters of the pipeline's attribution stages: the
+sections ``attribution`` and ``failure_causes`` of ``hyperparams/interpreting_configs.yml``."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import ClassVar
+
+ANALYSES = Path("analysis") / "attribution"  # contains the default folder of each script
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,15 @@
-"""Command-line flags of the attribution scripts, and the agent and recording that they select.
+"""Options of the attribution scripts, and the agent and recording that they select.
 
 Letters in shape comments: B or N frames, H W grid of a layer, F features.
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
+import functools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,96 +24,108 @@ from attribution.layers import Bottleneck, find_bottlenecks
 from attribution.recordings import Recording, batches, check_finite_frames
 from attribution.reduction import flatten_cells
 from attribution.results import INPUT, LayerFeatures, load_features
-from common.cli import Parser, add_check_contents_flag, add_compute_flags, seed, whole
-from common.devices import resolve_compute
+from common.cli import seed, whole
+from common.devices import Compute
 from common.errors import UserError
+from common.options import CheckContentsOptions, ComputeOptions, Options, changed, option
 from interventions.partial_forward import PartialForward
 
 
-def add_agent_flags(parser: Parser) -> None:
-    """Add the flags of the agent, its recording and its layers."""
-    parser.add_argument("--agent_file", type=Path, required=True,
-                        help="agent whose outputs are attributed")
-    parser.add_argument("--data_dir", type=Path, required=True,
-                        help="recording of this agent: the data folder of record.py, preferably "
-                             "with --no_action_noise")
-    add_check_contents_flag(parser)
-    parser.add_argument("--layers", nargs="+", metavar="LAYER",
-                        help="short names (block1, block2, block3 of IMPALA) or paths of the "
-                             "layers; if not given, all layers with short names; input is the "
-                             "frame itself, for which attribution.attribute computes gradients")
-    parser.add_argument("--allow_partial", action="store_true",
-                        help="also attribute to layers bypassed by a skip connection; the bypass "
-                             "is then ignored")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttributionOptions(CheckContentsOptions, ComputeOptions):
+    """Options of a script that attributes an agent's outputs in a recording."""
+
+    agent_file: Path = option(help="agent whose outputs are attributed")
+    data_dir: Path = option(help="recording of this agent: the data folder of record.py, "
+                                 "preferably with --no_action_noise")
+    layers: tuple[str, ...] | None = option(
+        None, "short names (block1, block2, block3 of IMPALA) or paths of the layers; if not "
+              "given, all layers with short names; input is the frame itself, for which "
+              "attribution.attribute computes gradients", metavar="LAYER")
+    allow_partial: bool = option(False, "also attribute to layers bypassed by a skip connection; "
+                                        "the bypass is then ignored")
+    seed: int = option(0, "seed of all random draws", type=seed)
+    overwrite: bool = option(False, "delete the previous contents of the folder")
+    dry_run: bool = option(False, "print what would be computed, and stop")
+    precision: str = changed(ComputeOptions, "precision", default="float32")
+
+    @functools.cached_property
+    def compute(self) -> Compute:
+        """Device; the precision is float32.
+
+        Raises:
+            UserError: if there is no such device, or the options choose bfloat16.
+        """
+        if self.precision == "bfloat16":
+            raise UserError("in bfloat16, attributions do not sum to the change of the output from "
+                            "the baseline; leave --precision at float32")
+        return self.compute_in("float32")
+
+    def open_context(self, layers: Sequence[str] | None = None) -> AttributionContext:
+        """Open the agent, its recording and the layers.
+
+        Args:
+            layers: names of layers to use if the options name none; None for all layers with short
+                names.
+
+        Raises:
+            UserError: see ``compute`` and :class:`AttributionContext`.
+        """
+        return AttributionContext(
+            self.agent_file, self.data_dir, self.compute, self.layers or layers,
+            self.allow_partial, self.check_contents)
 
 
-def add_integral_flags(parser: Parser) -> None:
-    """Add the flags ``--integrate_steps`` and ``--tolerance`` of the numerical integration."""
-    parser.add_argument("--integrate_steps", type=whole(1, MAX_STEPS), default=Integration().steps,
-                        help="initial number of nodes per path")
-    parser.add_argument("--tolerance", type=float, default=Integration().tolerance,
-                        help="relative completeness error above which a path is refined")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IntegralOptions(Options):
+    """Options of the numerical integration."""
 
-
-def add_output_flags(parser: Parser, name: str) -> None:
-    """Add the flags of the seed, the output folder, dry runs, and the device; the default precision
-    is float32.
-
-    Args:
-        parser: the parser.
-        name: name of the default output folder in analysis/attribution.
-    """
-    parser.add_argument("--seed", type=seed, default=0, help="seed of all random draws")
-    parser.add_argument("--output_dir", type=Path, default=Path("analysis") / "attribution" / name,
-                        help="folder to write to")
-    parser.add_argument("--overwrite", action="store_true",
-                        help="delete the previous contents of the folder")
-    parser.add_argument("--dry_run", action="store_true",
-                        help="print what would be computed, and stop")
-    add_compute_flags(parser)
-    parser.set_defaults(precision="float32")
+    integrate_steps: int = option(Integration().steps, "initial number of nodes per path",
+                                  type=whole(1, MAX_STEPS))
+    tolerance: float = option(Integration().tolerance, "relative completeness error above which a "
+                                                       "path is refined")
 
 
 class AttributionContext:
-    """An agent, its recording and its layers, selected by the flags of :func:`add_agent_flags`.
+    """An agent, its recording and some of its layers.
 
     Args:
-        args: the parsed flags.
-        layers: names of layers to use if the flags name none; None for all layers with short names.
+        agent_file: the agent.
+        data_dir: recording of the agent.
+        compute: device; the precision must be float32.
+        layers: short names or paths of the layers; INPUT is the frame itself; None for all layers
+            with short names.
+        allow_partial: also accept layers bypassed by a skip connection.
+        check_contents: see ``CheckContentsOptions``.
 
     Attributes:
         policy: the agent.
-        compute: device and precision of the agent; always float32.
+        compute: device and precision of the agent.
         recording: recording of the agent.
-        bottlenecks: the selected layers.
+        bottlenecks: the layers.
         wants_frame: whether the frame itself is also selected.
         agents: checksums that identify the agent in stored results.
         provenance: identification of agent and recording, for stored settings.
 
     Raises:
-        UserError: if the flags choose bfloat16, a file is missing or damaged, agent and recording
-            do not belong together, or a layer cannot be attributed to (see
-            :func:`find_bottlenecks`).
+        UserError: if a file is missing or damaged, agent and recording do not belong together, or a
+            layer cannot be attributed to (see :func:`find_bottlenecks`).
     """
 
-    def __init__(self, args: argparse.Namespace, layers: list[str] | None = None):
-        if args.precision == "bfloat16":
-            raise UserError("in bfloat16, attributions do not sum to the change of the output from "
-                            "the baseline; leave --precision at float32")
-        self.compute = resolve_compute(args.device, args.gpu_device, "float32")
-        self.policy = load_agent(args.agent_file, self.compute.device)
-        self.agents = agent_digests(args.agent_file)
-        origin = read_origin(args.agent_file).edited_from
+    def __init__(self, agent_file: Path, data_dir: Path, compute: Compute,
+                 layers: Sequence[str] | None = None, allow_partial: bool = False,
+                 check_contents: bool = False):
+        self.compute, self.policy = compute, load_agent(agent_file, compute.device)
+        self.agents = agent_digests(agent_file)
+        origin = read_origin(agent_file).edited_from
         self._feature_agents = {*self.agents, *([origin] if origin else [])}
-        self.recording = Recording(args.data_dir, self.policy, args.agent_file,
-                                   args.check_contents)
-        names = args.layers or layers
-        self.wants_frame = INPUT in (names or ())
+        self.recording = Recording(data_dir, self.policy, agent_file, check_contents)
+        self.wants_frame = INPUT in (layers or ())
         self.bottlenecks = find_bottlenecks(
-            self.policy, None if names is None else [name for name in names if name != INPUT],
-            args.allow_partial)
-        self.provenance = {
-            "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
+            self.policy, None if layers is None else [name for name in layers if name != INPUT],
+            allow_partial)
+        self.provenance: dict[str, Any] = {
+            "agent_file": agent_file.name, "agent_sha256": agent_sha256(agent_file),
             "recording_sha256": self.recording.sha256, "game": self.recording.game}
 
     def features(self, path: Path, bottleneck: Bottleneck) -> LayerFeatures:

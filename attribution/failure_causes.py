@@ -1,6 +1,4 @@
-"""Count an agent's failures by cause in several arms: the original agent, agents with ablated
-features, the original with invisible hazards, and random edits of the same size as controls. All
-arms play the same levels with the same random draws.
+"""Count an agent's failures by cause in several arms, see ``FailureCausesOptions``.
 
 A killed run resumes after the last episode. Each shard plays the episodes of its own arms; --join
 then counts the failures.
@@ -8,7 +6,6 @@ then counts the failures.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +14,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from agents.config import add_env_flags, env_config
 from agents.episodes import last_steps, side_by_side_films
 from agents.failures import causes_of, unknown_hazards
 from agents.reference_set import MIN_FRAMES, played_reference
+from attribution.config import ANALYSES
 from attribution.failures.causes import (
     Levels,
+    PlayedLevelsOptions,
     Run,
     agent_conditions,
     invisible_hazards,
@@ -42,24 +40,13 @@ from attribution.failures.results import (
     rates,
     report,
 )
-from common.cli import (
-    Parser,
-    add_compute_flags,
-    controls_or_none,
-    count,
-    environments,
-    folder_name,
-    from_zero,
-    seed,
-    set_up_logging,
-    whole,
-)
-from common.devices import resolve_compute
-from common.errors import UserError, script_main
+from common.cli import controls_or_none, folder_name, from_zero, whole
+from common.errors import UserError
 from common.files import versions
+from common.options import ShardOptions, command, option
 from common.palette import DPI
 from common.results import ResultStore
-from common.shards import WHOLE, add_shard_flags
+from common.shards import WHOLE
 from common.video import FRAMES_PER_SECOND, mark_action, write_video
 from interventions.flags import REFERENCE_SIZE
 from stats.effects import Condition, check_starts
@@ -68,84 +55,82 @@ LAST_STEPS = 150  # number of last steps of an episode shown in a film
 NUM_FRAMES = 8  # last frames per failure in the figure of the original's failures
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, nargs="+", required=True,
-                       help="the original agent, followed by edited agents from python -m "
-                            "attribution.edit_agent")
-    flags.add_argument("--labels", nargs="+", type=folder_name,
-                       help="names of the agents; if not given, the names of their files")
-    flags.add_argument("--num_episodes", type=count, default=1000,
-                       help="number of levels that every arm plays, one episode each")
-    flags.add_argument("--num_controls", type=controls_or_none, default=20,
-                       help="number of random edits of the same size per edited agent; claims need "
-                            "at least 19")
-    flags.add_argument("--control_files", type=Path, nargs="+", default=[], metavar="FILE",
-                       help="agents that are the controls of a single edited agent, instead of "
-                            "random edits: for an edit from attribution.choose_edits, the agents "
-                            "of the same search with random features (its --num_controls)")
-    flags.add_argument("--invisible", nargs="+", default=[], metavar="HAZARD",
-                       help="hazards, such as saw; for each, the original agent also plays with "
-                            "this hazard invisible")
-    flags.add_argument("--num_films", type=from_zero, default=2,
-                       help="maximum number of films per arm; each shows a level that either the "
-                            "arm or the original agent fails, but not both")
-    add_env_flags(flags)
-    flags.add_argument("--training_levels", action="store_true",
-                       help="play levels in the range of --start_level and --num_levels instead of "
-                            "levels outside it")
-    flags.add_argument("--num_envs", type=environments, default=64,
-                       help="number of episodes played in parallel")
-    flags.add_argument("--reference_size", type=whole(MIN_FRAMES, 10_000), default=REFERENCE_SIZE,
-                       help="number of frames, from other levels, on which the sizes of edits are "
-                            "measured")
-    flags.add_argument("--seed", type=seed, default=0,
-                       help="seed of levels, actions, controls and confidence intervals")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/attribution/causes"),
-                       help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true",
-                       help="delete the previous contents of the folder")
-    add_shard_flags(flags, "the arms")
-    add_compute_flags(flags)
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FailureCausesOptions(ShardOptions, PlayedLevelsOptions):
+    """Count an agent's failures by cause in several arms: the original agent, agents with ablated
+    features, the original with invisible hazards, and random edits of the same size as controls.
+    All arms play the same levels with the same random draws."""
+
+    agent_file: tuple[Path, ...] = option(
+        help="the original agent, followed by edited agents from python -m attribution.edit_agent")
+    labels: tuple[str, ...] | None = option(
+        None, "names of the agents; if not given, the names of their files", type=folder_name)
+    num_controls: int = option(20, "number of random edits of the same size per edited agent; "
+                                   "claims need at least 19", type=controls_or_none)
+    control_files: tuple[Path, ...] = option(
+        (), "agents that are the controls of a single edited agent, instead of random edits: for "
+            "an edit from attribution.choose_edits, the agents of the same search with random "
+            "features (its --num_controls)", metavar="FILE")
+    invisible: tuple[str, ...] = option(
+        (), "hazards, such as saw; for each, the original agent also plays with this hazard "
+            "invisible", metavar="HAZARD")
+    num_films: int = option(
+        2, "maximum number of films per arm; each shows a level that either the arm or the "
+           "original agent fails, but not both", type=from_zero)
+    training_levels: bool = option(False, "play levels in the range of --start_level and "
+                                          "--num_levels instead of levels outside it")
+    reference_size: int = option(
+        REFERENCE_SIZE, "number of frames, from other levels, on which the sizes of edits are "
+                        "measured", type=whole(MIN_FRAMES, 10_000))
+    output_dir: Path = option(ANALYSES / "causes", "folder to write to")
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    compute = resolve_compute(args.device, args.gpu_device, "float32"
-                              if args.precision == "auto" else args.precision)
-    config = env_config(args, args.agent_file[0])
-    if not args.training_levels:
+def count_failures(options: FailureCausesOptions) -> ResultStore:
+    """Play the levels in all arms, or in those of the shard, and write the counts; return their
+    folder."""
+    config = options.env_config(options.agent_file[0])
+    if not options.training_levels:
         config = config.unseen_levels()
-    check_starts(args.num_episodes, "--num_episodes")
-    levels = Levels(config, compute, list(enumerate(config.draw_levels(
-        args.num_episodes, args.seed))), args.seed, args.num_envs)
-    labels = label_agents(args.agent_file, args.labels)
-    shown, controls = make_conditions(args, labels, levels)
+    check_starts(options.num_episodes, "--num_episodes")
+    levels = options.draw_levels(config)
+    labels = label_agents(options.agent_file, options.labels)
+    shown, controls = make_conditions(options, labels, levels)
     conditions = [*shown, *controls]
     settings = {condition.name: condition.settings for condition in conditions}
-    store = ResultStore(args.output_dir, failure_files(config.env_name))
+    store = ResultStore(options.output_dir, failure_files(config.env_name))
     store.open(
-        {"env": vars(config), "num_episodes": args.num_episodes, "seed": args.seed,
-         "precision": compute.precision, "reference_size": args.reference_size,
-         "versions": versions(), "arms": settings}, args.overwrite, args.shard,
-        {"arms": {name: made["agent_sha256"] for name, made in settings.items()}}, args.join)
-    for condition in args.shard.of(conditions):
+        {"env": vars(config), "num_episodes": options.num_episodes, "seed": options.seed,
+         "precision": options.compute.precision, "reference_size": options.reference_size,
+         "versions": versions(), "arms": settings}, options.overwrite, options.shard,
+        {"arms": {name: made["agent_sha256"] for name, made in settings.items()}}, options.join)
+    for condition in options.shard.of(conditions):
         play_condition(store, condition, levels)
     store.finish()
-    if args.shard != WHOLE:
-        return
-    description = (
-        f"{labels[0]} and the arms compared with it, on {args.num_episodes} levels of "
-        f"{config.env_name} ({config.distribution_mode}"
-        f"{', with backgrounds' if config.use_backgrounds else ''}), the same for every arm, "
-        f"with the same random draws. {unknown_hazards(config.env_name)}").strip()
-    tables = write_tables(store, conditions, config.env_name, args.seed)
+    if options.shard == WHOLE:
+        write_report(store, shown, controls, levels, options.num_films, (
+            f"{labels[0]} and the arms compared with it, on {options.num_episodes} levels of "
+            f"{config.env_name} ({config.distribution_mode}"
+            f"{', with backgrounds' if config.use_backgrounds else ''}), the same for every arm, "
+            f"with the same random draws. {unknown_hazards(config.env_name)}").strip())
+    return store
+
+
+def write_report(store: ResultStore, shown: Sequence[Condition[Run]],
+                 controls: Sequence[Condition[Run]], levels: Levels, num_films: int,
+                 description: str) -> None:
+    """Write tables, figures, films and the report, and print the failures by cause.
+
+    Args:
+        store: store with the episodes of all conditions.
+        shown, controls: see ``make_conditions``.
+        levels: the levels, and settings for playing them.
+        num_films: maximum number of films per condition.
+        description: sentence on the agents and levels.
+    """
+    tables = write_tables(store, [*shown, *controls], levels.config.env_name, levels.seed)
     with store.file("figure") as path:
         plot_rates(tables[0], description).savefig(path, dpi=DPI)
-    films = write_films(store, shown, levels, args.num_films)
+    films = write_films(store, shown, levels, num_films)
     failed = first_failures(store.read("episodes", ORIGINAL))
     if len(failed) and not store.has("last_frames"):
         with store.file("last_frames") as path:
@@ -159,35 +144,35 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote {store.file_of('report')}, tables, figures and {len(films)} films")
 
 
-def make_conditions(args: argparse.Namespace, labels: Sequence[str], levels: Levels
+def make_conditions(options: FailureCausesOptions, labels: Sequence[str], levels: Levels
                     ) -> tuple[list[Condition[Run]], list[Condition[Run]]]:
     """Create the conditions to report, the original first, and the controls.
 
     Args:
-        args: the parsed flags.
         labels: labels of the agents.
         levels: the levels, and settings for playing them.
     """
     config = levels.config
     controls: list[Condition[Run]] = []
-    agents = agent_conditions(args.agent_file, labels, levels.compute.device)
-    if args.control_files:
+    agents = agent_conditions(options.agent_file, labels, levels.compute.device)
+    if options.control_files:
         if len(agents) != 2:
             raise UserError("--control_files are the controls of one edited agent, so --agent_file "
                             "needs the original and one edited agent")
-        names = [f"control_{number:03d}_{labels[1]}" for number in range(len(args.control_files))]
+        names = [f"control_{number:03d}_{labels[1]}"
+                 for number in range(len(options.control_files))]
         controls = [dataclasses.replace(condition, name=name, control=True,
                                         pattern=agents[1].pattern)
                     for name, condition in zip(names, agent_conditions(
-                        [args.agent_file[0], *args.control_files], [ORIGINAL, *names],
+                        [options.agent_file[0], *options.control_files], [ORIGINAL, *names],
                         levels.compute.device)[1:])]
-    elif args.num_controls and len(agents) > 1:
+    elif options.num_controls and len(agents) > 1:
         reference = played_reference(
             run_of(agents[0]).policy, levels.compute, config, [seed for _, seed in levels.levels],
-            args.reference_size, args.seed)
-        agents, controls = match_controls(agents, reference, args.num_controls, args.seed)
+            options.reference_size, options.seed)
+        agents, controls = match_controls(agents, reference, options.num_controls, options.seed)
     pattern = controls[0].pattern if controls else None
-    return [*agents, *invisible_hazards(args.invisible, config.env_name, agents[0],
+    return [*agents, *invisible_hazards(options.invisible, config.env_name, agents[0],
                                         pattern)], controls
 
 
@@ -323,6 +308,8 @@ def plot_last_frames(endings: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> F
             panel.set_title(f"V {value:.1f}", fontsize=8)
     return figure
 
+
+main = command(FailureCausesOptions, count_failures)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,5 +1,4 @@
-"""Find the features of an agent's layers: directions into which the value's attributions are
-decomposed, and dataset examples of each feature.
+"""Find the features of an agent's layers, see ``FeaturesOptions``.
 
 A killed run resumes after the last finished part of the attributions; more layers can be added
 later.
@@ -7,7 +6,7 @@ later.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import functools
 import logging
 from pathlib import Path
@@ -16,11 +15,11 @@ import numpy as np
 
 from agents.layers import STATE, all_layers
 from agents.outputs import VALUE, outputs_named
+from attribution.config import ANALYSES
 from attribution.context import (
     AttributionContext,
-    add_agent_flags,
-    add_integral_flags,
-    add_output_flags,
+    AttributionOptions,
+    IntegralOptions,
 )
 from attribution.feature_directions import (
     ATTRIBUTIONS,
@@ -32,10 +31,7 @@ from attribution.feature_directions import (
     spatial_examples,
     thumbnail_examples,
 )
-from attribution.integrated_gradients import (
-    Integration,
-    LayerIntegratedGradients,
-)
+from attribution.integrated_gradients import Integration, LayerIntegratedGradients
 from attribution.layers import Bottleneck
 from attribution.recordings import batches, check_finite_frames, concatenate
 from attribution.reduction import flatten_cells
@@ -47,9 +43,10 @@ from attribution.results import (
     finish_features,
     is_finished,
 )
-from common.cli import Parser, count, set_up_logging, whole
-from common.errors import UserError, script_main
+from common.cli import count, whole
+from common.errors import UserError
 from common.files import versions
+from common.options import command, option
 from common.progress import with_progress
 from common.results import ResultStore
 from interventions.projector import Projector
@@ -63,60 +60,62 @@ NUM_EPISODES = 4000  # same default as in analysis/hidden_analysis_precompute.py
 logger = logging.getLogger(__name__)
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_agent_flags(flags)
-    flags.add_argument("--num_observations", type=count, default=4096,
-                       help="number of frames, drawn evenly from the recorded episodes")
-    flags.add_argument("--nmf_features", type=whole(1, 1000), default=8,
-                       help="number of features per layer")
-    flags.add_argument("--nmf_of", choices=KINDS, default=ATTRIBUTIONS,
-                       help="quantity that is decomposed into features")
-    flags.add_argument("--precomp_dir", type=Path,
-                       help="output folder of analysis/hidden_analysis_precompute.py for this "
-                            "agent; its independent components become the features of the layer "
-                            "hidden_state")
-    flags.add_argument("--num_episodes", type=count, default=NUM_EPISODES,
-                       help="number of episodes from which the components were computed; it is "
-                            "part of their file names")
-    add_integral_flags(flags)
-    flags.add_argument("--baseline", choices=BASELINES, default=ZERO,
-                       help="baseline of the integrals: zero, or the mean activations over the "
-                            "observations")
-    add_output_flags(flags, "features")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeaturesOptions(IntegralOptions, AttributionOptions):
+    """Find the features of an agent's layers: directions into which the value's attributions are
+    decomposed, and dataset examples of each feature."""
+
+    num_observations: int = option(
+        4096, "number of frames, drawn evenly from the recorded episodes", type=count)
+    nmf_features: int = option(8, "number of features per layer", type=whole(1, 1000))
+    nmf_of: str = option(ATTRIBUTIONS, "quantity that is decomposed into features", choices=KINDS)
+    precomp_dir: Path | None = option(
+        None, "output folder of analysis/hidden_analysis_precompute.py for this agent; its "
+              "independent components become the features of the layer hidden_state")
+    num_episodes: int = option(
+        NUM_EPISODES, "number of episodes from which the components were computed; it is part of "
+                      "their file names", type=count)
+    baseline: str = option(
+        ZERO, "baseline of the integrals: zero, or the mean activations over the observations",
+        choices=BASELINES)
+    output_dir: Path = option(ANALYSES / "features", "folder to write to")
+
+    def read_components(self, hidden_state_size: int
+                        ) -> tuple[np.ndarray, dict[str, str]] | None:
+        """Read the directions of k independent components of the hidden state, float32 (k, D), and
+        the checksums of their files by name; return None without ``precomp_dir``."""
+        if self.precomp_dir is None:
+            return None
+        projector, checksums = Projector.load_for(hidden_state_size, self.precomp_dir,
+                                                  self.num_episodes, self.agent_file)
+        return projector.directions("ica").numpy(), checksums
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    context = AttributionContext(args)
+def find_all_features(options: FeaturesOptions) -> Path:
+    """Write the features of every layer, and return their folder."""
+    context = options.open_context()
     if context.wants_frame:
         raise UserError(f"the layer '{INPUT}' is the frame itself, which has gradients but no "
                         f"features; {ATTRIBUTION_SCRIPT} --layers {INPUT} computes the gradients")
-    observations = context.recording.observations(args.num_observations, args.seed)
-    if len(observations) < args.num_observations:
+    observations = context.recording.observations(options.num_observations, options.seed)
+    if len(observations) < options.num_observations:
         logger.warning("the recording has %d frames, fewer than the %d of --num_observations; "
-                       "all of them are used", len(observations), args.num_observations)
-    if args.dry_run:
+                       "all of them are used", len(observations), options.num_observations)
+    if options.dry_run:
         print(f"{len(observations)} observations of {len(context.recording.lengths)} episodes; "
               "layers: " + ", ".join(f"{layer.name} {layer.shape}"
                                      for layer in context.bottlenecks))
-        return
-    components = None
-    if args.precomp_dir is not None:
-        projector, checksums = Projector.load_for(
-            context.policy.hidden_state_size, args.precomp_dir, args.num_episodes, args.agent_file)
-        components = projector.directions("ica").numpy(), checksums
+        return options.output_dir
+    components = options.read_components(context.policy.hidden_state_size)
     for bottleneck in context.bottlenecks:
-        find_layer_features(context, bottleneck, observations, args,
+        find_layer_features(context, bottleneck, observations, options,
                             components if bottleneck.layer.name == STATE else None)
-    print(f"wrote {args.output_dir}")
+    print(f"wrote {options.output_dir}")
+    return options.output_dir
 
 
 def find_layer_features(context: AttributionContext, bottleneck: Bottleneck,
-                        observations: np.ndarray, args: argparse.Namespace,
+                        observations: np.ndarray, options: FeaturesOptions,
                         components: tuple[np.ndarray, dict[str, str]] | None) -> None:
     """Find and write the features of a layer, unless they are already stored.
 
@@ -124,28 +123,26 @@ def find_layer_features(context: AttributionContext, bottleneck: Bottleneck,
         context: the agent and its recording.
         bottleneck: the layer.
         observations: frame ids (O, 2).
-        args: the parsed flags.
-        components: directions of k independent components to use as features, float32 (k, D), and
-            checksums of the files of the components, by name; None to find features by
-            factorisation.
+        components: result of ``FeaturesOptions.read_components``, to use as features; None to find
+            features by factorisation.
     """
     name, paths = bottleneck.name, [layer.name for layer in all_layers(context.policy)]
-    store = ResultStore(args.output_dir / name, FEATURES)
+    store = ResultStore(options.output_dir / name, FEATURES)
     settings = {
         **context.provenance, "layer": bottleneck.layer.name, "name": name,
-        "place": paths.index(bottleneck.layer.name), "num_observations": args.num_observations,
-        "nmf_features": args.nmf_features, "nmf_of": args.nmf_of, "seed": args.seed,
-        "integrate_steps": args.integrate_steps, "tolerance": args.tolerance,
-        "baseline": args.baseline, "components": components[1] if components else None,
-        "versions": versions()}
-    if is_finished(store, settings) and not args.overwrite:
+        "place": paths.index(bottleneck.layer.name), "versions": versions(),
+        "components": components[1] if components else None,
+        **{key: getattr(options, key) for key in (
+            "num_observations", "nmf_features", "nmf_of", "seed", "integrate_steps", "tolerance",
+            "baseline")}}
+    if is_finished(store, settings) and not options.overwrite:
         print(f"{name}: already finished")
         return
-    store.open(settings, args.overwrite)
-    samples, mean, value = sample_layer(context, bottleneck, observations, args, store)
+    store.open(settings, options.overwrite)
+    samples, mean, value = sample_layer(context, bottleneck, observations, options, store)
     reducer, facts = (
-        find_features(samples, args.nmf_features, args.seed, args.nmf_of) if components is None
-        else features_along(samples, components[0], args.nmf_features))
+        find_features(samples, options.nmf_features, options.seed, options.nmf_of)
+        if components is None else features_along(samples, components[0], options.nmf_features))
     if bottleneck.layer.is_map:
         reduced = np.concatenate([reducer.activations(flatten_cells(maps)).astype(np.float32)
                                   for maps in batches(samples.activations)])
@@ -170,7 +167,7 @@ def find_layer_features(context: AttributionContext, bottleneck: Bottleneck,
 
 
 def sample_layer(context: AttributionContext, bottleneck: Bottleneck, observations: np.ndarray,
-                 args: argparse.Namespace, store: ResultStore
+                 options: FeaturesOptions, store: ResultStore
                  ) -> tuple[LayerSamples, np.ndarray, dict]:
     """Compute a layer's activations, and attributions of the value to it, in all observations.
 
@@ -178,7 +175,6 @@ def sample_layer(context: AttributionContext, bottleneck: Bottleneck, observatio
         context: the agent and its recording.
         bottleneck: the layer.
         observations: frame ids (O, 2).
-        args: the parsed flags.
         store: open folder, which stores partial results.
 
     Returns:
@@ -191,7 +187,7 @@ def sample_layer(context: AttributionContext, bottleneck: Bottleneck, observatio
     """
     make = functools.partial(
         LayerIntegratedGradients, context.policy, context.compute, bottleneck,
-        outputs_named([VALUE]), Integration(args.integrate_steps, tolerance=args.tolerance))
+        outputs_named([VALUE]), Integration(options.integrate_steps, tolerance=options.tolerance))
     attributor, runs = make(), []
     for frame_ids in batches(observations):
         frames = context.recording.read(frame_ids)
@@ -202,7 +198,7 @@ def sample_layer(context: AttributionContext, bottleneck: Bottleneck, observatio
                      "values": attributor.outputs_at(prefix, frames.actions)[0]})
     activations, values = concatenate(runs).values()
     mean = activations.mean(axis=0, dtype=np.float64).astype(np.float32)
-    attributor = make(mean if args.baseline == MEAN else None)
+    attributor = make(mean if options.baseline == MEAN else None)
 
     def attribute(part: np.ndarray) -> dict[str, np.ndarray]:
         results = []
@@ -228,6 +224,8 @@ def sample_layer(context: AttributionContext, bottleneck: Bottleneck, observatio
              "baseline_mean": float(baselines.mean()), "baseline_deviation": float(baselines.std()),
              **error_quantiles(everything["errors"])})
 
+
+main = command(FeaturesOptions, find_all_features)
 
 if __name__ == "__main__":
     raise SystemExit(main())

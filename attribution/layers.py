@@ -11,6 +11,7 @@ of one cell.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -57,7 +58,7 @@ def short_names(policy: Policy) -> dict[str, str]:
             if layer.is_map and isinstance(policy.get_submodule(layer.name), nn.ReLU)}
 
 
-def find_bottlenecks(policy: Policy, names: list[str] | None = None,
+def find_bottlenecks(policy: Policy, names: Sequence[str] | None = None,
                      allow_bypassed: bool = False) -> tuple[Bottleneck, ...]:
     """Find layers by name and test that they are bottlenecks.
 

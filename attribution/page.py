@@ -1,5 +1,5 @@
-"""Build the attribution page: an interactive web page for stepping through trajectories and seeing
-which features raised or lowered an agent's outputs. It opens from disk and from any web server."""
+"""Build the attribution page, see ``AttributionPageOptions``. It opens from disk and from any web
+server."""
 
 from __future__ import annotations
 
@@ -8,20 +8,35 @@ import dataclasses
 import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from attribution.checking.agent_checks import CHECK_FILES, CHECKS
+from attribution.config import ANALYSES
 from attribution.page_contents import AttributedAgent, gather, join_contents
-from attribution.page_files import MAX_NAME, AttributionPageFolder, write_page
+from attribution.page_files import (
+    MAX_NAME,
+    AttributionPageFolder,
+    PageContent,
+    write_page,
+)
 from attribution.results import LayerFeatures
-from attribution.trajectories import AUTO, GAMMA, LAMBDA, RAW, SLOPES, find_advantage_settings
-from common.cli import Parser, add_log_flag, count, set_up_logging
-from common.errors import UserError, nearest, script_main, shortened
+from attribution.trajectories import (
+    AUTO,
+    GAMMA,
+    LAMBDA,
+    RAW,
+    SLOPES,
+    AdvantageSettings,
+    find_advantage_settings,
+)
+from common.cli import count
+from common.errors import UserError, nearest, shortened
 from common.files import read_json
+from common.options import LogOptions, command, option
 from common.results import ResultStore, Schema
 
-ANALYSES = Path("analysis") / "attribution"
 PAGE = Schema("page of attribution.page", "python -m attribution.page",
               results=AttributionPageFolder.FILES, replaced=True)
 
@@ -50,58 +65,66 @@ def share(text: str) -> float:
     return number
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True,
-                       help="agent whose attributions are shown")
-    flags.add_argument("--data_dir", type=Path, required=True,
-                       help="recording on which the attributions were computed: the data folder of "
-                            "record.py")
-    flags.add_argument("--beside_agent_file", type=Path,
-                       help="second agent, such as an edited one, whose trajectories are also "
-                            "shown, with the same features")
-    flags.add_argument("--beside_data_dir", type=Path, help="recording of the second agent")
-    flags.add_argument("--beside_attribution_dir", type=Path,
-                       help="attributions of the second agent")
-    flags.add_argument("--features_dir", type=Path, default=ANALYSES / "features",
-                       help="output folder of attribution.features")
-    flags.add_argument("--attribution_dir", type=Path, default=ANALYSES / "attribution",
-                       help="output folder of attribution.attribute")
-    flags.add_argument("--activations", nargs="*", metavar="LAYER",
-                       help="short names of the layers for which the page also shows the "
-                            "activations of features; if not given, layers of at most 16 x 16 "
-                            "cells, because the activations of larger layers take more space than "
-                            "the attributions")
-    flags.add_argument("--objects_dir", type=Path, default=ANALYSES / "objects",
-                       help="output folder of attribution.objects; its names of features are used "
-                             "if they belong to the same features")
-    flags.add_argument("--checks_dir", type=Path, default=ANALYSES / "checks",
-                       help="output folder of attribution.checks; the page links to its report, "
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttributionPageOptions(LogOptions):
+    """Build the attribution page: an interactive web page for stepping through trajectories and
+    seeing which features raised or lowered an agent's outputs."""
+
+    agent_file: Path = option(help="agent whose attributions are shown")
+    data_dir: Path = option(help="recording on which the attributions were computed: the data "
+                                 "folder of record.py")
+    beside_agent_file: Path | None = option(
+        None, "second agent, such as an edited one, whose trajectories are also shown, with the "
+              "same features")
+    beside_data_dir: Path | None = option(None, "recording of the second agent")
+    beside_attribution_dir: Path | None = option(None, "attributions of the second agent")
+    features_dir: Path = option(ANALYSES / "features", "output folder of attribution.features")
+    attribution_dir: Path = option(ANALYSES / "attribution",
+                                   "output folder of attribution.attribute")
+    activations: tuple[str, ...] | None = option(
+        None, "short names of the layers for which the page also shows the activations of "
+              "features; if not given, layers of at most 16 x 16 cells, because the activations of "
+              "larger layers take more space than the attributions", nargs="*", metavar="LAYER")
+    objects_dir: Path = option(
+        ANALYSES / "objects", "output folder of attribution.objects; its names of features are "
+                              "used if they belong to the same features")
+    checks_dir: Path = option(
+        ANALYSES / "checks", "output folder of attribution.checks; the page links to its report, "
                              "if there is one")
-    flags.add_argument("--failure_causes", action="store_true",
-                       help="replay the failed episodes in the real game, and list them by cause "
-                            "of failure")
-    flags.add_argument("--exp_name", default="Attribution",
-                       help="name of the experiment, used as the title of the page")
-    flags.add_argument("--bookmarks", type=count, default=16,
-                       help="maximum number of frames in each list of bookmarks")
-    flags.add_argument("--reward_scale", type=reward_scale, default=AUTO,
-                       help=f"factor that converts rewards to the unit of the agent's values: "
-                            f"{AUTO} reads it from the agent file or estimates it from the "
-                            f"recording; {RAW} is 1; or a number")
-    flags.add_argument("--gamma", type=share,
-                       help="discount of the advantages; by default that of the agent's file or "
-                            f"training run, or {GAMMA} if neither has one")
-    flags.add_argument("--lmbda", type=share,
-                       help="lambda of the advantages; by default that of the agent's file or "
-                            f"training run, or {LAMBDA} if neither has one")
-    flags.add_argument("--labels", type=Path,
-                       help="JSON file of feature names, as saved by the page: by layer and by "
-                            "the feature's number on the page, counted from 1")
-    flags.add_argument("--output_dir", type=Path, default=ANALYSES / "page",
-                       help="folder to write to")
-    add_log_flag(flags)
-    return flags
+    failure_causes: bool = option(
+        False, "replay the failed episodes in the real game, and list them by cause of failure")
+    exp_name: str = option("Attribution", "name of the experiment, used as the title of the page")
+    bookmarks: int = option(16, "maximum number of frames in each list of bookmarks", type=count)
+    reward_scale: str | float = option(
+        AUTO, f"factor that converts rewards to the unit of the agent's values: {AUTO} reads it "
+              f"from the agent file or estimates it from the recording; {RAW} is 1; or a number",
+        type=reward_scale)
+    gamma: float | None = option(
+        None, "discount of the advantages; by default that of the agent's file or training run, or "
+              f"{GAMMA} if neither has one", type=share)
+    lmbda: float | None = option(
+        None, "lambda of the advantages; by default that of the agent's file or training run, or "
+              f"{LAMBDA} if neither has one", type=share)
+    labels: Path | None = option(
+        None, "JSON file of feature names, as saved by the page: by layer and by the feature's "
+              "number on the page, counted from 1")
+    output_dir: Path = option(ANALYSES / "page", "folder to write to")
+
+    def open_agents(self) -> list[AttributedAgent]:
+        """Open the agent, and the second one if there is one.
+
+        Raises:
+            UserError: if a folder of the second agent is not given, or see ``AttributedAgent``.
+        """
+        paths = [(self.agent_file, self.data_dir, self.attribution_dir)]
+        if self.beside_agent_file:
+            if self.beside_data_dir is None or self.beside_attribution_dir is None:
+                raise UserError("--beside_agent_file also needs --beside_data_dir and "
+                                "--beside_attribution_dir")
+            paths.append((self.beside_agent_file, self.beside_data_dir,
+                          self.beside_attribution_dir))
+        return [AttributedAgent(*files, self.features_dir, self.objects_dir, self.activations)
+                for files in paths]
 
 
 def report_addresses(page: Path, checks: ResultStore) -> dict[str, str]:
@@ -156,39 +179,36 @@ def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dic
     return labels
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    output = AttributionPageFolder(args.output_dir)
+def gather_all(options: AttributionPageOptions, agents: Sequence[AttributedAgent]
+               ) -> tuple[PageContent, AdvantageSettings]:
+    """Gather the content of the page, and the unit of its advantages."""
+    settings = find_advantage_settings(options.agent_file, options.reward_scale,
+                                       agents[0].recording.all_steps())
+    settings = dataclasses.replace(settings, **{
+        name: value for name, value in (("gamma", options.gamma), ("lmbda", options.lmbda))
+        if value is not None})
+    reports = report_addresses(options.output_dir, ResultStore(options.checks_dir, CHECK_FILES))
+    contents = [
+        gather(agent, options.exp_name, settings,
+               read_labels(options.labels, agent.features) if options.labels else {},
+               options.bookmarks, options.failure_causes, reports) for agent in agents]
+    return join_contents(*contents) if len(contents) > 1 else contents[0], settings
+
+
+def build_page(options: AttributionPageOptions) -> Path:
+    """Build the page, and return its file."""
+    output = AttributionPageFolder(options.output_dir)
     store = ResultStore(output.path, PAGE)
     store.check_replaceable()
     AttributionPageFolder.built()
-    paths = [(args.agent_file, args.data_dir, args.attribution_dir)]
-    if args.beside_agent_file:
-        if args.beside_data_dir is None or args.beside_attribution_dir is None:
-            raise UserError("--beside_agent_file also needs --beside_data_dir and "
-                            "--beside_attribution_dir")
-        paths.append((args.beside_agent_file, args.beside_data_dir, args.beside_attribution_dir))
-    agents = [AttributedAgent(*files, args.features_dir, args.objects_dir, args.activations)
-              for files in paths]
-    settings = find_advantage_settings(args.agent_file, args.reward_scale,
-                                       agents[0].recording.all_steps())
-    settings = dataclasses.replace(settings, **{
-        name: value for name, value in (("gamma", args.gamma), ("lmbda", args.lmbda))
-        if value is not None})
-    reports = report_addresses(args.output_dir, ResultStore(args.checks_dir, CHECK_FILES))
-    contents = [
-        gather(agent, args.exp_name, settings,
-               read_labels(args.labels, agent.features) if args.labels else {}, args.bookmarks,
-               args.failure_causes, reports) for agent in agents]
-    content = join_contents(*contents) if len(contents) > 1 else contents[0]
+    agents = options.open_agents()
+    content, settings = gather_all(options, agents)
     begin = time.perf_counter()
     with store.replace({
-            "exp_name": args.exp_name, "agent_sha256": agents[0].checksum,
+            "exp_name": options.exp_name, "agent_sha256": agents[0].checksum,
             "recording_sha256": agents[0].recording.sha256,
             "beside_agent_sha256": agents[1].checksum if len(agents) > 1 else None,
-            "bookmarks": args.bookmarks, "activations": args.activations,
+            "bookmarks": options.bookmarks, "activations": options.activations,
             "features": {name: each.checksum for name, each in agents[0].features.items()},
             "unit": content.unit, "labels": content.labels}) as temporary:
         write_page(temporary, content)
@@ -205,7 +225,10 @@ def main(argv: list[str] | None = None) -> None:
               "another --reward_scale")
     print(f"wrote {output.path}, {size / 1e6:.1f} MB in {time.perf_counter() - begin:.0f} s; open "
           f"{output.page_file.absolute()}")
+    return output.page_file
 
+
+main = command(AttributionPageOptions, build_page)
 
 if __name__ == "__main__":
     raise SystemExit(main())

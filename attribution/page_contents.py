@@ -128,7 +128,7 @@ class AttributedAgent:
     """
 
     def __init__(self, agent_file: Path, data_dir: Path, attributions: Path, features_dir: Path,
-                 objects_dir: Path, activations: list[str] | None):
+                 objects_dir: Path, activations: tuple[str, ...] | None):
         policy = load_agent(agent_file)
         self.name = agent_title(agent_file)
         self.checksum = agent_sha256(agent_file)

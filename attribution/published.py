@@ -1,9 +1,9 @@
-"""Convert a published agent of "Understanding RL Vision" (a joblib file) to an agent file.
+"""Convert a published agent of "Understanding RL Vision", see ``ConvertOptions``.
 
-The file holds two dictionaries: ``args``, the training arguments, and ``params``, the tensors by
-their names in the network of Hilton et al. (2020). Convolution kernels have the shape (height,
-width, in, out), dense kernels (in, out), and the first dense layer reads the last map flattened in
-the order row, column, channel.
+The joblib file holds two dictionaries: ``args``, the training arguments, and ``params``, the
+tensors by their names in the network of Hilton et al. (2020). Convolution kernels have the shape
+(height, width, in, out), dense kernels (in, out), and the first dense layer reads the last map
+flattened in the order row, column, channel.
 
 A joblib file is a pickle, and a pickle can call any function by name. The reader here resolves the
 few names that a file of weights needs to classes that only store their arguments, and rejects any
@@ -13,6 +13,7 @@ in the file (``joblib.numpy_pickle.NumpyArrayWrapper``).
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import pickle
@@ -24,9 +25,10 @@ import torch
 
 from agents.agent_file import AgentOrigin, load_agent, save_agent, weights_sha256
 from agents.networks import Policy, build_policy
-from common.cli import Parser, add_log_flag, add_output_file_flag, check_output, set_up_logging
-from common.errors import UserError, nearest, script_main
+from common.cli import output_file
+from common.errors import UserError, nearest
 from common.files import MAX_REASON, MAX_WEIGHT, check_nested, read_bytes
+from common.options import LogOptions, OutputFileOptions, command, option
 from envs.procgen_env import ENV_NAMES
 
 WHAT = "published checkpoint"
@@ -40,24 +42,23 @@ NAMES = {f"{module}.{own}": f"ppo2_model/{published}/{name}:0" for module, publi
     for own, name in zip(("weight", "bias"), names)}
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("checkpoint", type=Path, help="published joblib file, such as coinrun.jd")
-    add_output_file_flag(flags, required=True, help="agent file to write, such as model.pth")
-    add_log_flag(flags)
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvertOptions(OutputFileOptions, LogOptions):
+    """Convert a published agent of "Understanding RL Vision" (a joblib file) to an agent file."""
+
+    checkpoint: Path = option(help="published joblib file, such as coinrun.jd",
+                              names=("checkpoint",))
+    output: Path = option(help="agent file to write, such as model.pth", type=output_file)
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
-    policy, origin = read_published(args.checkpoint)
-    check_output(args.output, lambda path: (
-        weights_sha256(load_agent(path)) == weights_sha256(policy)), args.overwrite)
-    save_agent(args.output, policy, origin=origin)
-    print(f"wrote {args.output}; to measure it:\n"
-          f"    python evaluate.py --model_file {args.output}")
+def convert(options: ConvertOptions) -> Policy:
+    """Write the agent, and return it."""
+    policy, origin = read_published(options.checkpoint)
+    options.check_output(lambda path: weights_sha256(load_agent(path)) == weights_sha256(policy))
+    save_agent(options.output, policy, origin=origin)
+    print(f"wrote {options.output}; to measure it:\n"
+          f"    python evaluate.py --model_file {options.output}")
+    return policy
 
 
 def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
@@ -264,6 +265,8 @@ def read_joblib(path: Path, what: str) -> dict:
     check_nested(loaded, path)
     return loaded
 
+
+main = command(ConvertOptions, convert)
 
 if __name__ == "__main__":
     raise SystemExit(main())

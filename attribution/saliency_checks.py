@@ -1,5 +1,4 @@
-"""Which map predicts the game? Compare predictions of the agent alone, and through the simulator,
-with the effects of objects that are removed from the real game.
+"""Compare predictions with the effects of removed objects, see ``SaliencyChecksOptions``.
 
 For recorded frames and objects in view, the object is removed, and the agent's value and the
 log-probability of its recorded action are read some steps later. See
@@ -20,10 +19,12 @@ Results of each group of levels are stored, so that an interrupted run resumes. 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -52,21 +53,21 @@ from attribution.checking.prediction_scores import (
     score_predictions,
 )
 from attribution.checking.randomisation import cascade
+from attribution.config import ANALYSES
 from attribution.layers import Bottleneck, find_bottlenecks
 from attribution.recordings import Recording
-from common.cli import Parser, count
-from common.devices import Compute, resolve_compute
-from common.errors import UserError, script_main
+from common.cli import count
+from common.devices import Compute
+from common.errors import UserError
 from common.files import sha256
+from common.options import changed, command, option
 from common.palette import DPI
 from common.progress import with_progress
 from common.results import Array, Entry, File, Npz, ResultStore, Schema, Table, Text
 from envs.wide_view import WorldView
-from generative.config import SimulatorConfig
-from generative.flags import add_simulator_flags
+from generative.flags import SimulatorOptions
 from generative.frozen_agent import FrozenAgent
 from generative.rendered_worlds import check_rendering
-from generative.runs import open_simulator
 from generative.simulator import Simulator
 
 LAGS = (0, 1, 2, 4, 8)
@@ -89,25 +90,24 @@ CHECKS = Schema(
         "figure": Entry("checks.png", File()), "report": Entry("report.md", Text())})
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    add_simulator_flags(flags, "simulator file", model_file_required=True)
-    flags.hide("batch_size")
-    flags.set_defaults(precision="float32")
-    flags.add_argument("--layers", nargs="+", metavar="LAYER", default=["block2"],
-                       help="short names or paths of layers from which the agent alone predicts")
-    flags.add_argument("--num_pairs", type=count, default=600,
-                       help="number of pairs of a frame and an object; all levels of the recording "
-                            "are used if they have fewer")
-    flags.add_argument("--num_randomised", type=int, default=40,
-                       help="number of these pairs for which agents with random weights predict, "
-                            "too")
-    flags.add_argument("--overwrite", action="store_true",
-                       help="delete the previous contents of the output folder")
-    flags.add_argument("--output_dir", type=Path,
-                       default=Path("analysis") / "attribution" / "saliency_checks",
-                       help="folder to write to")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaliencyChecksOptions(SimulatorOptions):
+    """Which map predicts the game? Compare predictions of the agent alone, and through the
+    simulator, with the effects of objects that are removed from the real game."""
+
+    hidden: ClassVar[Collection[str]] = (*SimulatorOptions.hidden, "batch_size")
+
+    layers: tuple[str, ...] = option(
+        ("block2",), "short names or paths of layers from which the agent alone predicts",
+        metavar="LAYER")
+    num_pairs: int = option(
+        600, "number of pairs of a frame and an object; all levels of the recording are used if "
+             "they have fewer", type=count)
+    num_randomised: int = option(
+        40, "number of these pairs for which agents with random weights predict, too")
+    overwrite: bool = option(False, "delete the previous contents of the output folder")
+    output_dir: Path = option(ANALYSES / "saliency_checks", "folder to write to")
+    precision: str = changed(SimulatorOptions, "precision", default="float32")
 
 
 class Study:
@@ -193,65 +193,84 @@ class Study:
             simulator_predictions(self._simulator, self._compute, self._outputs, LAGS, scene)])
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = parser().read(argv)
-    common = parameters.common
-    compute = resolve_compute(common.device, common.gpu_device, args.precision)
-    simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
-                               compute)
+def compare_predictions(options: SaliencyChecksOptions) -> ResultStore:
+    """Write effects, scores, figure and report, and return their folder."""
+    simulator = options.open_simulator()
     policy = simulator.agent.policy
-    layers = [layer for layer in find_bottlenecks(policy, args.layers) if layer.layer.is_map]
+    layers = [layer for layer in find_bottlenecks(policy, options.layers) if layer.layer.is_map]
     if not layers:
         raise UserError("--layers names no layer with a spatial map; give block2 or block3, "
                         "for example")
-    recording = Recording(Path(common.data_dir), policy, args.agent_file, args.check_contents)
-    study = Study(simulator, compute, recording, layers, DRAWS if args.num_randomised else 0,
-                  args.seed)
+    recording = Recording(Path(options.parameters.common.data_dir), policy, options.agent_file,
+                          options.check_contents)
+    study = Study(simulator, options.compute, recording, layers,
+                  DRAWS if options.num_randomised else 0, options.seed)
     if simulator.squares is not None:
         check_rendering(simulator, recording.folder)
-    store = ResultStore(args.output_dir, CHECKS)
+    store = ResultStore(options.output_dir, CHECKS)
     store.open({
-        "agent_sha256": agent_sha256(args.agent_file), "model_sha256": sha256(args.model_file),
-        "recording_sha256": recording.sha256, "seed": args.seed, "layers": args.layers,
-        "num_pairs": args.num_pairs, "num_randomised": args.num_randomised, "lags": LAGS,
-        "precision": compute.precision}, args.overwrite)
+        "agent_sha256": agent_sha256(options.agent_file),
+        "model_sha256": sha256(options.model_file), "recording_sha256": recording.sha256,
+        "seed": options.seed, "layers": options.layers, "num_pairs": options.num_pairs,
+        "num_randomised": options.num_randomised, "lags": LAGS,
+        "precision": options.compute.precision}, options.overwrite)
+    arrays = gather_groups(store, study, list(recording.lengths), options.num_pairs,
+                           options.num_randomised)
+    if not len(arrays["levels"]):
+        raise UserError(f"no frame in {recording.folder.path} shows an object of a kind in "
+                        f"{', '.join(kind.name for kind in study.kinds)}")
+    frames = len(np.unique(np.stack([arrays["levels"], arrays["rows"]]), axis=1).T)
+    write_scores(
+        store, study, arrays, agent_names(layers), options.seed,
+        f"{len(arrays['levels'])} pairs in {frames} frames of {len(np.unique(arrays['levels']))} "
+        f"levels of {study.game.env_name}, mode {study.game.distribution_mode}."
+        + (" The simulator's worlds are rendered by the game." if simulator.squares else ""))
+    print(f"wrote {options.output_dir / 'report.md'}")
+    return store
+
+
+def gather_groups(store: ResultStore, study: Study, episodes: Sequence[int], num_pairs: int,
+                  num_randomised: int) -> dict[str, np.ndarray]:
+    """Compute the missing groups of levels, and return the arrays of all groups, concatenated over
+    pairs; see ``Study.group``."""
     groups: list[dict[str, np.ndarray]] = []
-    episodes = list(recording.lengths)
     parts = [episodes[begin:begin + _LEVELS_PER_GROUP]
              for begin in range(0, len(episodes), _LEVELS_PER_GROUP)]
     done = 0
     for number, part in enumerate(with_progress(parts, len(parts), "group")):
         groups.append(store.compute("group", number, function=functools.partial(
-            study.group, part, args.num_pairs - done, max(args.num_randomised - done, 0))))
+            study.group, part, num_pairs - done, max(num_randomised - done, 0))))
         done += len(groups[-1]["levels"])
-        if done >= args.num_pairs:
+        if done >= num_pairs:
             break
-    if not done:
-        raise UserError(f"no frame in {recording.folder.path} shows an object of a kind in "
-                        f"{', '.join(kind.name for kind in study.kinds)}")
-    arrays = {name: np.concatenate([group[name] for group in groups], axis=-1)
-              for name in groups[0]}
+    return {name: np.concatenate([group[name] for group in groups], axis=-1)
+            for name in groups[0]}
+
+
+def write_scores(store: ResultStore, study: Study, arrays: dict[str, np.ndarray],
+                 alone: Sequence[str], seed: int, description: str) -> None:
+    """Score the predictions, and write tables, figure and report.
+
+    Args:
+        arrays: result of ``gather_groups``.
+        alone: names of the predictors that use the agent alone.
+        description: sentence on the pairs.
+    """
     data = Effects(arrays["levels"], arrays["kinds"], arrays["effects"], arrays["apart"],
                    dict(zip(study.names, arrays["predictions"])), OUTPUTS, LAGS)
-    alone = agent_names(layers)
     scores, differences = score_predictions(data, [
         *itertools.product(SIMULATOR_METHODS, (*alone, *BASELINES)),
-        *itertools.product(alone, BASELINES)], args.seed)
+        *itertools.product(alone, BASELINES)], seed)
     tables = {"pairs": pair_counts(data), "scores": scores, "differences": differences,
-              "randomisation": randomisation_table(data, arrays["randomised"], args.seed)}
+              "randomisation": randomisation_table(data, arrays["randomised"], seed)}
     for name, table in tables.items():
         store.write(name, value=table)
     with store.file("figure") as path:
         plot(scores, OUTPUTS).savefig(path, dpi=DPI, format="png")
-    frames = len(np.unique(np.stack([arrays["levels"], arrays["rows"]]), axis=1).T)
-    store.write("report", value=report(
-        f"{done} pairs in {frames} frames of {len(np.unique(data.levels))} levels of "
-        f"{study.game.env_name}, mode {study.game.distribution_mode}."
-        + (" The simulator's worlds are rendered by the game." if simulator.squares else ""),
-        tables, OUTPUTS))
-    print(f"wrote {args.output_dir / 'report.md'}")
+    store.write("report", value=report(description, tables, OUTPUTS))
 
+
+main = command(SaliencyChecksOptions, compare_predictions)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,5 +1,4 @@
-"""Compare agents that were trained on different numbers of levels: success on training levels and
-on unseen levels, object scores of features, and a check of attributions.
+"""Compare agents that were trained on different numbers of levels, see ``SeriesOptions``.
 
 Each agent has a folder with training.json (evaluate.py --training_levels --output), unseen.json
 (evaluate.py --new_first_frames --output), and the folders objects and, optionally, checks of the
@@ -8,8 +7,12 @@ studies.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import pandas as pd
+
+from attribution.config import ANALYSES
 from attribution.training_levels import (
     AXIS,
     DELETION,
@@ -21,29 +24,27 @@ from attribution.training_levels import (
     UNSEEN,
     level_series,
 )
-from common.cli import Parser
-from common.errors import script_main
+from common.options import Options, command, option
 from common.results import ResultStore
 from stats.series import correlation_findings, write_series
 
 
-def parser() -> Parser:
-    flags = Parser(__doc__)
-    flags.add_argument("--studies", type=Path, nargs="+", required=True, metavar="FOLDER",
-                       help="folder of each agent")
-    flags.add_argument("--seen_first_frames", action="store_true",
-                       help="accept unseen levels that start with the first frame of a training "
-                            "level")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/attribution/levels"),
-                       help="folder to write to; attribution.table shows the folder 'levels' of an "
-                            "agent's studies in row R9")
-    return flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeriesOptions(Options):
+    """Compare agents that were trained on different numbers of levels: success on training levels
+    and on unseen levels, object scores of features, and a check of attributions."""
+
+    studies: tuple[Path, ...] = option(help="folder of each agent", metavar="FOLDER")
+    seen_first_frames: bool = option(
+        False, "accept unseen levels that start with the first frame of a training level")
+    output_dir: Path = option(
+        ANALYSES / "levels", "folder to write to; attribution.table shows the folder 'levels' of "
+                             "an agent's studies in row R9")
 
 
-@script_main
-def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    table = level_series(args.studies, args.seen_first_frames)
+def compare_agents(options: SeriesOptions) -> pd.DataFrame:
+    """Write the comparison, and return its table (see ``level_series``)."""
+    table = level_series(options.studies, options.seen_first_frames)
     measures = list(dict.fromkeys(table["measure"]))
     panels = {"success": [TRAINING, UNSEEN, GAP], **{
         kind: [name for name in measures if name.startswith(f"{kind}, ")]
@@ -54,13 +55,16 @@ def main(argv: list[str] | None = None) -> None:
              "and a bootstrap over episodes for object scores and deletion. The area gained by "
              "deletion is in standard deviations of the value, compared with a random order of "
              "the cells. Intervals of rank correlations cover the variation between agents.")
-    write_series(ResultStore(args.output_dir, LEVEL_SERIES), {
-        "studies": [str(folder) for folder in args.studies]}, table, AXIS, panels, notes,
+    write_series(ResultStore(options.output_dir, LEVEL_SERIES), {
+        "studies": [str(folder) for folder in options.studies]}, table, AXIS, panels, notes,
         logarithmic=True)
     for finding in correlation_findings(table, AXIS):
         print(f"{finding.measure}: {finding.value:.2f}")
-    print(f"wrote report.md, series.png and series.csv to {args.output_dir}")
+    print(f"wrote report.md, series.png and series.csv to {options.output_dir}")
+    return table
 
+
+main = command(SeriesOptions, compare_agents)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""Command-line flags that several scripts share."""
+"""Parser of command-line flags, and types of their values."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from common.devices import PRECISIONS
 from common.errors import UserError, nearest, shortened
 from common.files import read_description
 from common.parameters import (
     BASE_SET,
     INTERPRETING_CONFIG_FILE,
     PARAMETER_SET,
-    ParameterSet,
     parameter_sets,
 )
 from common.shards import ShardNotes
@@ -87,35 +85,6 @@ class Parser(argparse.ArgumentParser):
         """
         words = {word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv)}
         return {action.dest for action in self._actions if words & set(action.option_strings)}
-
-    def read(self, argv: list[str] | None, data_flags: Collection[str] = tuple(DATA_FLAGS)
-             ) -> tuple[argparse.Namespace, set[str], ParameterSet]:
-        """Parse the flags of a script that uses a parameter set.
-
-        Without --interpreting_params_name, the parameter set is the one recorded with the data
-        given on the command line; if none is recorded, it is ``defaults``. The choice is logged.
-
-        Args:
-            argv: command-line arguments; None for those of this process.
-            data_flags: keys of DATA_FLAGS that are inputs of the script.
-
-        Returns:
-            The parsed flags, the names of the flags given on the command line, and the parameter
-            set with the values of these flags.
-
-        Raises:
-            UserError: if the parameter set does not exist or has an unknown key, the recording's
-                description is damaged, or --log_level is invalid.
-        """
-        args, explicit = self.parse_args(argv), self.explicit(argv)
-        set_up_logging(args.log_level)
-        if PARAMETER_SET not in explicit and data_flags:
-            folders = [Path(getattr(args, name)) / below for name, below in DATA_FLAGS.items()
-                       if name in data_flags and name in explicit]
-            args.interpreting_params_name = recorded_set(folders)
-        overrides = {key: getattr(args, name) for name, key in self._keys.items()
-                     if name in explicit}
-        return args, explicit, ParameterSet(args.interpreting_params_name, overrides)
 
 
 def recorded_set(folders: Sequence[Path]) -> str:
@@ -229,14 +198,6 @@ def output_file(text: str) -> Path:
     return path
 
 
-def add_output_file_flag(parser: argparse.ArgumentParser, flag: str = "--output",
-                         **options) -> None:
-    """Add --overwrite and the flag for a script's only output file; see ``check_output``."""
-    parser.add_argument(flag, type=output_file, **options)
-    parser.add_argument("--overwrite", action="store_true",
-                        help=f"replace the {flag} file even if this script did not write it")
-
-
 def check_output(path: Path | None, is_own: Callable[[Path], bool], overwrite: bool,
                  flag: str = "--output") -> None:
     """Raise if a script would replace a file that it did not write, unless ``overwrite`` is set.
@@ -257,60 +218,6 @@ def check_output(path: Path | None, is_own: Callable[[Path], bool], overwrite: b
             return
     raise UserError(f"{path} exists, and this script did not write it; choose another {flag}, or "
                     "give --overwrite to replace it")
-
-
-def add_check_contents_flag(parser: argparse.ArgumentParser) -> None:
-    """Add --check_contents, which computes a recording's digest from the contents of all files."""
-    parser.add_argument("--check_contents", action="store_true",
-                        help="read every file of the recording to detect changes, not only files "
-                             "whose size or modification time changed")
-
-
-def add_compute_flags(parser: Parser, in_parameter_set: bool = False) -> None:
-    """Add --device, --gpu_device, --precision and --log_level.
-
-    Args:
-        in_parameter_set: whether the parameter set provides the default device.
-    """
-    device, index = ("device", "gpu_device") if in_parameter_set else (None, None)
-    parser.add_argument("--device", default="auto", choices=("auto", "gpu", "cpu"), key=device,
-                        help="device to compute on; auto: a GPU if available")
-    parser.add_argument("--gpu_device", type=from_zero, default=0, key=index,
-                        help="index of the GPU")
-    parser.add_argument("--precision", default="auto", choices=PRECISIONS,
-                        help="precision of the convolutions; auto: bfloat16 if the hardware "
-                             "supports it")
-    add_log_flag(parser)
-
-
-def add_log_flag(parser: argparse.ArgumentParser) -> None:
-    """Add --log_level."""
-    parser.add_argument("--log_level", default="info",
-                        help="logging level: debug, info, warning, error, or a number as in "
-                             "Python's logging")
-
-
-def add_parameter_set_flag(parser: argparse.ArgumentParser) -> None:
-    """Add --interpreting_params_name."""
-    parser.add_argument("--interpreting_params_name", default=BASE_SET,
-                        help="parameter set in hyperparams/interpreting_configs.yml; if not given, "
-                             "the one recorded with the data, if any")
-
-
-def add_save_dir_flag(parser: Parser) -> None:
-    """Add --save_dir."""
-    parser.add_argument("--save_dir", key="analysis.save_dir",
-                        help="folder that contains the folders of all analyses")
-
-
-def add_published_flags(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
-    """Add flags without effect that published commands pass; ``docs/differences.md`` lists them.
-
-    Args:
-        names: names of the flags, without "--".
-    """
-    for name in names:
-        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
 
 
 def set_up_logging(log_level: str) -> None:

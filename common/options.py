@@ -162,9 +162,10 @@ def _in_section(options: type[Options], flag: _Flag) -> _Flag:
 
 
 def _without_none(kind: Any) -> Any:
-    """Return the type ``X`` of ``X | None``."""
+    """Return the type ``X`` of ``X | None``; other types are unchanged."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        [kind] = [part for part in typing.get_args(kind) if part is not types.NoneType]
+        parts = [part for part in typing.get_args(kind) if part is not types.NoneType]
+        return parts[0] if len(parts) == 1 else kind
     return kind
 
 
@@ -229,14 +230,6 @@ def _add_flag(parser: Parser, field: dataclasses.Field, flag: _Flag, kind: Any) 
         if field.default is _REQUIRED:
             settings["required"] = True
     parser.add_argument(*names, **settings)
-
-
-def add_own_options(parser: Parser, options: type[Options]) -> None:
-    """Add the flags of a class, without those of its base classes, to a parser of a script whose
-    flags are not yet options."""
-    for field, flag, kind in _fields(options):
-        if field.name in vars(options)["__annotations__"]:
-            _add_flag(parser, field, flag, kind)
 
 
 def _ignored(options: type[Options]) -> list[str]:

@@ -80,20 +80,6 @@ def is_note(path: PurePath) -> bool:
             and (path.name in (_NOTE, LOCK_NAME) or path.parts[1].startswith(_JOINING)))
 
 
-def add_shard_flags(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add --shard and --join to a script whose work can be divided.
-
-    Args:
-        what: name of the work that is divided, such as "the episodes".
-    """
-    parser.add_argument("--shard", type=shard, default=str(WHOLE), metavar="I/N",
-                        help=f"process only the I-th of N parts of {what}, counted from 1, so that "
-                             "several jobs can share the work")
-    parser.add_argument("--join", action="store_true",
-                        help="only join the files of all shards, which must have finished, into "
-                             "those of a single run")
-
-
 # Names that messages use for settings whose keys are not self-explanatory.
 READABLE = {"agent_sha256": "agent",
             "recording_sha256": "source recording",
@@ -314,4 +300,3 @@ class ShardNotes:
             if match and (note := read_description(path / _NOTE)):
                 notes[Shard(int(match[1]), int(match[2]))] = typed(_Note, note, str(path / _NOTE))
         return notes
-

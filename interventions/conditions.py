@@ -8,22 +8,24 @@ a list of patches.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import torch
 
 from agents.layers import STATE, Layer, layers_named
 from agents.patch import Patch
-from common.cli import Parser, count
+from common.cli import count
 from common.errors import UserError
 from common.files import sha256
+from common.options import ParameterOptions, changed, option
 from interventions.ablations import ABLATIONS, MEAN, RESAMPLE
 from interventions.comparison import ConditionSet, PatchedCondition, Testbed
 from interventions.controls import KINDS, OTHERS, controls_of
-from interventions.flags import add_direction_ids_flag, add_patch_flags, direction, swap_name
+from interventions.flags import DirectionIdsOptions, PatchOptions, direction, swap_name
 from interventions.patch_text import Opening, files_of, open_patches, vectors_for
 from interventions.patches import ChangeState
 from interventions.projector import Projector
@@ -36,37 +38,56 @@ logger = logging.getLogger(__name__)
 _Swap = tuple[list[int], list[int | None]]  # source directions and target directions
 
 
-def add_comparison_flags(flags: Parser) -> None:
-    """Add the flags that define interventions and their controls."""
-    add_direction_ids_flag(flags, "--directions", "independent components to ablate, one at a "
-                           "time: numbers, or a range such as 0 to 16, which excludes 16")
-    flags.add_argument("--ablations", nargs="+", choices=ABLATIONS, default=[MEAN, RESAMPLE],
-                       help="kinds of ablation of the components: mean (the component's mean), "
-                            "resample (its values in recorded states) or frozen (as published: "
-                            "the value that it has when the ablation begins)")
-    flags.add_argument("--swaps", nargs="+", default=[], metavar="FROM:TO",
-                       help="swaps of components: 10:12 applies the change along component 10 to "
-                            "component 12 instead; 10:12,5:None also removes component 5")
-    flags.add_argument("--num_controls", type=count, default=20,
-                       help="number of random controls of each kind of intervention; with fewer "
-                            "than 19, no effect can be claimed")
-    flags.add_argument("--patch_controls", choices=KINDS,
-                       help="kind of the controls of patches: the vector with permuted cells, "
-                            "a Gaussian vector of the same norm, --control_vectors, other "
-                            "channels, or other cells; the default depends on the kind of patch")
-    flags.add_argument("--control_vectors", type=Path, nargs="+", default=[], metavar="FILE",
-                       help="steering vectors of other pairs, for --patch_controls others")
-    add_patch_flags(flags)
-    flags.add_argument("--scan", metavar="KIND@LAYER=PART", type=ScanOptions.parse,
-                       help="instead of comparing runs, patch every part of a layer in turn in "
-                            "single frames. KIND: zero, mean (over reference frames) or "
-                            "interchange (entries from a frame of another level). LAYER: a name, "
-                            "or all. PART: layer, channel or cell. Options follow after commas: "
-                            "outcome=value (or entropy, or the name of an action such as right, "
-                            "for its log-probability) and report=20. Parts are ranked on half of "
-                            "the --num_episodes levels; the 20 strongest are tested on the other "
-                            "half. "
-                            "Example: zero@embedder.block2.res1.resadd=channel,outcome=right")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConditionOptions(PatchOptions, ParameterOptions):
+    """Options that define interventions and their controls."""
+
+    directions: str | None = changed(
+        DirectionIdsOptions, "direction_ids",
+        help="independent components to ablate, one at a time: numbers, or a range such as 0 to "
+             "16, which excludes 16")
+    ablations: tuple[str, ...] = option(
+        (MEAN, RESAMPLE), "kinds of ablation of the components: mean (the component's mean), "
+                          "resample (its values in recorded states) or frozen (as published: the "
+                          "value that it has when the ablation begins)", choices=ABLATIONS)
+    swaps: tuple[str, ...] = option(
+        (), "swaps of components: 10:12 applies the change along component 10 to component 12 "
+            "instead; 10:12,5:None also removes component 5", metavar="FROM:TO")
+    num_controls: int = option(
+        20, "number of random controls of each kind of intervention; with fewer than 19, no effect "
+            "can be claimed", type=count)
+    patch_controls: str | None = option(
+        None, "kind of the controls of patches: the vector with permuted cells, a Gaussian vector "
+              "of the same norm, --control_vectors, other channels, or other cells; the default "
+              "depends on the kind of patch", choices=KINDS)
+    control_vectors: tuple[Path, ...] = option(
+        (), "steering vectors of other pairs, for --patch_controls others", metavar="FILE")
+    scan: ScanOptions | None = option(
+        None, "instead of comparing runs, patch every part of a layer in turn in single frames. "
+              "KIND: zero, mean (over reference frames) or interchange (entries from a frame of "
+              "another level). LAYER: a name, or all. PART: layer, channel or cell. Options follow "
+              "after commas: outcome=value (or entropy, or the name of an action such as right, "
+              "for its log-probability) and report=20. Parts are ranked on half of the "
+              "--num_episodes levels; the 20 strongest are tested on the other half. "
+              "Example: zero@embedder.block2.res1.resadd=channel,outcome=right",
+        type=ScanOptions.parse, metavar="KIND@LAYER=PART")
+
+    @property
+    def references(self) -> tuple[int, int]:
+        """Size and seed of the reference set."""
+        return self.reference_size, self.reference_seed
+
+    @property
+    def alters_directions(self) -> bool:
+        """Whether directions are altered: if patches are given, only if an option of directions is
+        also given."""
+        return not self.scan and (not self.arms or bool(
+            self.given & {"directions", "ablations", "swaps"}))
+
+    @property
+    def ablates_directions(self) -> bool:
+        """Whether directions are also ablated, not only swapped."""
+        return not self.arms or bool(self.given & {"directions", "ablations"})
 
 
 def swap_conditions(swaps: Sequence[str], num_controls: int, projector: Projector,
@@ -128,29 +149,21 @@ def _parse_swap(text: str) -> _Swap:
                         ) from None
 
 
-def patch_conditions(arms: Mapping[str, Sequence[Patch]], testbed: Testbed,
-                     references: tuple[int, int], num_controls: int, seed: int, kind: str | None,
-                     vector_files: Sequence[Path]) -> ConditionSet:
+def patch_conditions(options: ConditionOptions, testbed: Testbed, seed: int) -> ConditionSet:
     """Return one condition per list of patches, then the controls of each.
 
     Args:
-        arms: lists of patches by name.
         testbed: real levels or simulated starts on which the conditions are compared.
-        references: size and seed of the reference set.
-        num_controls: number of controls per list of patches.
         seed: seed of the controls.
-        kind: kind of the controls, one of ``interventions.controls.KINDS``; None for the default
-            kind of each patch.
-        vector_files: files of other vectors; required for controls of the kind OTHERS, and for no
-            others.
 
     Raises:
-        UserError: if patches cannot be opened, or cannot have controls of this kind.
+        UserError: if patches cannot be opened, or cannot have controls of the requested kind.
     """
+    kind, vector_files, arms = options.patch_controls, options.control_vectors, options.arms
     if (kind == OTHERS) != bool(vector_files):
         raise UserError(f"--patch_controls {OTHERS} and --control_vectors require each other")
     policy, reference = testbed.policy, functools.cache(
-        lambda: testbed.reference(*references))
+        lambda: testbed.reference(*options.references))
     opening = Opening(policy, testbed.env, reference, testbed.edit)
     conditions: list[PatchedCondition] = []
     controls: list[PatchedCondition] = []
@@ -166,14 +179,14 @@ def patch_conditions(arms: Mapping[str, Sequence[Patch]], testbed: Testbed,
         others = [{layer: vector for patch in arm
                    for layer, vector in vectors_for(path, patch.layer, policy).items()}
                   for path in vector_files]
-        for number, control in enumerate(controls_of(policy, patches, num_controls, seed,
-                                                     reference(), kind, others)):
+        for number, control in enumerate(controls_of(
+                policy, patches, options.num_controls, seed, reference(), kind, others)):
             controls.append(Condition(
                 f"control_{number:03d}_{name}", f"control {number}", name, True,
                 control.patches, {**settings, "drawn": list(control.drawn),
                                   "matched": control.matched}, control.matched))
     patterns = [control.pattern for control in controls if not control.matched]
-    description = f"{num_controls} controls of each list of patches" + "".join(
+    description = f"{options.num_controls} controls of each list of patches" + "".join(
         f"; {patterns.count(name)} controls of {name} are not matched: the size of their change "
         "differs by more than a quarter" for name in dict.fromkeys(patterns))
     if num_levels := count_vector_levels(arms.values(), testbed.levels):

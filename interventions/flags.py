@@ -1,8 +1,7 @@
-"""Command-line flags for directions of the hidden state, their swaps, and patches of layers."""
+"""Options for directions of the hidden state, their swaps, and patches of layers."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -16,11 +15,10 @@ from agents.hooks import ActivePatches, patched
 from agents.networks import Policy
 from agents.patch import Patch
 from agents.reference_set import MIN_FRAMES, ReferenceSet
-from common.cli import OneText, Parser, add_save_dir_flag, count, from_zero, seed, whole
+from common.cli import OneText, count, from_zero, seed, whole
 from common.errors import UserError
 from common.files import sha256
-from common.options import Options, ParameterOptions, SaveDirOptions, add_own_options, option
-from common.parameters import ParameterSet
+from common.options import Options, ParameterOptions, SaveDirOptions, option
 from common.step_results import StepResults
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
 from interventions.hidden_states_folder import HIDDEN_STATE_FILES
@@ -208,87 +206,6 @@ class PatchOptions(Options):
         return next(iter(self.arms.values()), ())
 
 
-# Functions of scripts whose flags are not yet options.
-
-
-def add_direction_flags(parser: Parser, num_episodes_flag: str = "--num_episodes") -> None:
-    """Add the flags that select the files with the directions of the hidden space.
-
-    Args:
-        num_episodes_flag: name of the flag for the number of episodes, if ``--num_episodes`` has
-            another meaning in the script.
-    """
-    add_save_dir_flag(parser)
-    add_direction_folder_flag(parser)
-    add_direction_number_flag(parser, num_episodes_flag)
-
-
-def add_direction_folder_flag(parser: Parser) -> None:
-    """Add --precomp_dir, the folder with the matrices of directions."""
-    add_own_options(parser, DirectionFolderOptions)
-
-
-def add_direction_number_flag(parser: Parser, name: str = "--num_episodes") -> None:
-    """Add the flag ``name``: the number of episodes that directions were computed from."""
-    parser.add_argument(name, type=count, key="analysis.agent_h.num_episodes",
-                        help="number of recorded episodes that the directions were computed from; "
-                             "part of their file names")
-
-
-def add_direction_ids_flag(parser: Parser, name: str, help: str) -> None:
-    """Add a flag that selects directions by their indices.
-
-    Args:
-        name: name of the flag.
-        help: help text of the flag.
-    """
-    parser.add_argument(name, nargs="+", action=OneText, metavar="ID", help=help,
-                        key="analysis.saliency.direction_ids")
-
-
-def directions_folder(args: argparse.Namespace, parameters: ParameterSet) -> Path:
-    """Return the folder that the flags of ``add_direction_flags`` select."""
-    return args.precomp_dir or parameters.folders.hidden_states
-
-
-def direction_episodes(args: argparse.Namespace, parameters: ParameterSet,
-                       flag: str = "--num_episodes") -> int:
-    """Return the number of episodes of the directions that the flags of ``add_direction_flags``
-    select; if it was not given, that of the only directions in the folder.
-
-    Args:
-        flag: name of the flag of ``add_direction_number_flag``.
-
-    Raises:
-        UserError: if the folder holds directions for other numbers only.
-    """
-    return StepResults.open(
-        directions_folder(args, parameters), HIDDEN_STATE_FILES,
-        parameters.get(DirectionFilesConfig).num_episodes, flag,
-        parameters.is_given(DirectionFilesConfig, "num_episodes")).number
-
-
-def add_alter_from_flag(parser: Parser, default: int) -> None:
-    """Add --alter_from_step, the first altered step in the real environment."""
-    add_own_options(parser, AlterFromOptions)
-    parser.set_defaults(alter_from_step=default)
-
-
-def add_patch_flags(parser: Parser) -> None:
-    """Add the flags that define patches of the agent's layers."""
-    add_own_options(parser, PatchOptions)
-
-
-def patch_arms(args: argparse.Namespace) -> dict[str, tuple[Patch, ...]]:
-    """Return the lists of patches (arms) that the flags of ``add_patch_flags`` define, by name."""
-    return PatchOptions(patch=args.patch, patch_file=args.patch_file).arms
-
-
-def patch_arm(args: argparse.Namespace) -> tuple[Patch, ...]:
-    """Return the patches of a script that applies only one list of patches; empty without flags."""
-    return PatchOptions(patch=args.patch, patch_file=args.patch_file).arm
-
-
 def patched_precision(precision: str, patches: Collection) -> str:
     """Return the precision of a script that may apply patches.
 
@@ -332,14 +249,14 @@ class OpenedPatches:
         warn_of_unused(active)
 
 
-def open_arm(patches: Sequence[Patch], args: Any, policy: Policy,
+def open_arm(patches: Sequence[Patch], options: PatchOptions, policy: Policy,
              env: EnvConfig | None, reference: Callable[[int, int], ReferenceSet],
              edit: LevelEdit | None = None) -> OpenedPatches:
     """Open the patches of a script, see ``interventions.patch_text.open_patches``.
 
     Args:
         patches: patches as parsed from the flags.
-        args: parsed arguments, with the flags of ``add_patch_flags``.
+        options: options of the reference set.
         policy: the agent.
         env: configuration of the game; None in the simulator.
         reference: function that maps a size and a seed to a reference set; called only if a patch
@@ -355,7 +272,7 @@ def open_arm(patches: Sequence[Patch], args: Any, policy: Policy,
 
     @functools.cache
     def make_reference() -> ReferenceSet:
-        references.append(reference(args.reference_size, args.reference_seed))
+        references.append(reference(options.reference_size, options.reference_seed))
         return references[0]
 
     opened = open_patches(patches, Opening(policy, env, make_reference, edit))

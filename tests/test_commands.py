@@ -30,7 +30,7 @@ import saliency_experiments
 import train
 import train_gen_model
 from agents.agent_file import AgentOrigin, save_agent
-from agents.config import AgentConfig, env_config, load_agent_config
+from agents.config import AgentConfig, load_agent_config
 from common import doctor
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
@@ -88,11 +88,8 @@ SIMULATOR_FLAGS = shlex.split(
                          "--manual_action jump")])
 def test_both_generations_of_simulator_flags_parse(script, more, names):
     argv = [*SIMULATOR_FLAGS, *names.split(), *more.split()]
-    if script is loss_over_time_experiment:
-        args, _, parameters = script.parser().read(argv)
-    else:
-        args = parse(script.main.options, argv)
-        parameters = args.parameters
+    args = parse(script.main.options, argv)
+    parameters = args.parameters
     assert args.gen_mod_exp_name == "dev"
     training, sizes = parameters.get(TrainingConfig), parameters.get(SimulatorConfig)
     assert (args.batch_size, training.lr) == (28, 1e-4)
@@ -258,7 +255,7 @@ def test_agent_files_of_other_programs_are_recognised(save, words, agent_path, t
 def test_assumptions_about_an_agents_training_are_named(origin, flags, warning, tmp_path, caplog):
     path = tmp_path / "model.pth"
     save_agent(path, tiny_policy(), origin=origin)
-    env_config(evaluate.parser().parse_args(["--agent_file", str(path), *flags]), path)
+    parse(evaluate.EvaluateOptions, ["--agent_file", str(path), *flags]).env_config(path)
     assert caplog.messages == ([] if warning is None else [warning.format(path)])
 
 

@@ -17,12 +17,12 @@ import evaluate
 import record
 import train
 from agents.agent_file import AgentOrigin, agent_files, save_agent
-from agents.config import env_config
 from agents.episodes import PlayOptions, play_episodes
 from agents.run_folder import TrainSettings
 from agents.training import TrainingRun
 from common.config import load_settings
 from common.errors import UserError
+from common.options import parse
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig, LevelSlots, ProcgenVectorEnv
 from maze.level.grid import WALL
@@ -249,11 +249,9 @@ def test_an_agent_plays_what_it_was_trained_on_unless_flags_say_otherwise(
     path = tmp_path / "agent.pth"
     save_agent(path, tiny_policy(), origin=AgentOrigin(
         use_backgrounds=True, env_name="maze", distribution_mode="hard", cheese_region=3))
-    args = evaluate.parser().parse_args(["--model_file", str(path), *flags])
-    config = env_config(args, path)
-    assert config == EnvConfig(game, mode, use_backgrounds=backgrounds)
-    assert cheese_region(config, args.cheese_region, path) == (
-        CheeseRegion(region) if region else None)
+    options = parse(evaluate.EvaluateOptions, ["--model_file", str(path), *flags])
+    assert options.game(path) == (EnvConfig(game, mode, use_backgrounds=backgrounds),
+                                  CheeseRegion(region) if region else None)
 
 
 def test_playing_takes_the_same_region(tmp_path, capsys):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from agents.agent_file import load_agent
+from agents.config import GameOptions
 from agents.edits import Edit, with_edits
 from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.failures import attribute_failures, unknown_hazards
@@ -22,8 +23,10 @@ from agents.provenance import agent_sha256
 from agents.reference_set import ReferenceSet, activations_of
 from attribution.editing import ChangeSizes, random_edits
 from attribution.failures.results import ORIGINAL, SOLVED, episodes_table
+from common.cli import count, environments, seed
 from common.devices import Compute
 from common.errors import UserError, nearest
+from common.options import ComputeOptions, option
 from common.progress import Progress
 from common.results import ResultStore
 from envs.level_state import LevelState
@@ -88,6 +91,31 @@ class Levels:
                               keep_frames=keep_frames)
         return functools.partial(play_episodes, run.policy, self.compute, self.config, levels,
                                  self.seed, self.num_envs, options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlayedLevelsOptions(GameOptions, ComputeOptions):
+    """Options of a script that plays the same levels under several conditions."""
+
+    num_episodes: int = option(1000, "number of levels that every arm plays, one episode each",
+                               type=count)
+    num_envs: int = option(64, "number of episodes played in parallel", type=environments)
+    seed: int = option(0, "seed of levels, actions, controls and confidence intervals", type=seed)
+    overwrite: bool = option(False, "delete the previous contents of the folder")
+
+    @functools.cached_property
+    def compute(self) -> Compute:
+        """Device and precision; "auto" is float32.
+
+        Raises:
+            UserError: if there is no such device.
+        """
+        return self.compute_in("float32" if self.precision == "auto" else self.precision)
+
+    def draw_levels(self, config: EnvConfig) -> Levels:
+        """Draw the levels."""
+        return Levels(config, self.compute, list(enumerate(config.draw_levels(
+            self.num_episodes, self.seed))), self.seed, self.num_envs)
 
 
 def label_agents(files: Sequence[Path], labels: Sequence[str] | None) -> list[str]:

@@ -1,8 +1,7 @@
-"""Flag that confines the cheese to a region of the maze, see ``envs.cheese_region``."""
+"""Option that confines the cheese to a region of the maze, see ``envs.cheese_region``."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -48,25 +47,6 @@ class RegionGameOptions(GameOptions):
         """
         config = self.env_config(agent_file)
         return config, cheese_region(config, self.cheese_region, agent_file)
-
-
-def add_cheese_region_flag(parser: argparse.ArgumentParser, name: str = "cheese_region",
-                           levels: str = "levels", of_agent: bool = False) -> None:
-    """Add a flag that confines the cheese, for :func:`cheese_region`.
-
-    Args:
-        parser: parser to add the flag to.
-        name: name of the flag, without dashes.
-        levels: noun for the levels in the help text.
-        of_agent: whether the default is the region of the agent's training (parsed as None),
-            instead of 0.
-    """
-    parser.add_argument(f"--{name}", type=whole(0, max(_WORLD_DIMS.values())),
-                        default=None if of_agent else 0, metavar="R",
-                        help=f"maze only: move the cheese of {levels} into the last R rows and "
-                             "columns of the maze; 1: its corner; 0: do not move it"
-                             + ("; if not given, the region of the agent's training, or 0 if the "
-                                "agent file does not record it" if of_agent else ""))
 
 
 def cheese_region(config: EnvConfig, size: int | None,
