@@ -144,8 +144,8 @@ def direction_sets(options: ComparisonOptions, testbed: Testbed) -> list[Conditi
                             testbed, from_step, options.seed),
         swap_conditions(options.swaps, options.num_controls, projector, testbed.policy.device,
                         from_step))
-    return [dataclasses.replace(each, settings={**each.settings, **digests})
-            for each in sets if each.conditions]
+    return [dataclasses.replace(conditions, settings={**conditions.settings, **digests})
+            for conditions in sets if conditions.conditions]
 
 
 def on_real_levels(options: ComparisonOptions, compute: Compute) -> Testbed:

@@ -91,7 +91,7 @@ class SaliencyOptions(SimulatorOptions, SamplesOptions, DirectionIdsOptions, Dir
 
     @functools.cached_property
     def plan(self) -> SaliencyPlan:
-        """What to compute.
+        """Functions, samples and other settings of the computation.
 
         Raises:
             UserError: if there is no function or no sample.

@@ -14,8 +14,7 @@ A script is a function of its options, which a notebook calls in the same way:
     main = command(RecordOptions, record)
 
 Every field is a flag of the same name, those of base classes last. A ``bool`` field is a switch;
-if its default is True, the flag is ``--no_<name>``. A ``tuple`` field takes several arguments. Only
-this module knows argparse.
+if its default is True, the flag is ``--no_<name>``. A ``tuple`` field takes several arguments.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from generative.prior_networks import PlayerPrior, StartPrior, WorldPrior
+from generative.prior_networks import PLAYER_CHANNELS, PlayerPrior, StartPrior, WorldPrior
 
 VIEW_SQUARES = 13  # squares per side of a view
 _TIME_SHIFT = 0.0  # mean of the logit of the time
 _GLOBALS_WEIGHT = 0.5
+_UNMARKED = 0.15  # share of views in training without the mark of the player
 _LEAST_LEFT = 0.1  # least remaining time by which errors of start vectors are divided
 # Shares of the kinds of mask; the rest has no given squares.
 _VIEW, _STRIP, _HOLE = 0.4, 0.2, 0.1
@@ -137,6 +138,15 @@ def start_loss(prior: StartPrior, codes: Tensor, view: Tensor, camera: Tensor,
     predicted = prior(noise + share * (codes - noise), view, camera, time)
     left = (1 - share).clamp(min=_LEAST_LEFT)
     return ((predicted - codes) / left).square().mean()
+
+
+def without_some_players(view: Tensor, generator: torch.Generator) -> Tensor:
+    """Remove the mark of the player's square from a share of the views of ``with_player``, so that
+    the start prior also learns the distribution of starts whose square is unknown (as in
+    classifier-free guidance; Ho and Salimans 2022)."""
+    is_kept = torch.rand(len(view), 1, 1, 1, device=view.device, generator=generator) >= _UNMARKED
+    marks = view[:, -PLAYER_CHANNELS:] * is_kept
+    return torch.cat([view[:, :-PLAYER_CHANNELS], marks], dim=1)
 
 
 def player_loss(prior: PlayerPrior, squares: Tensor, players: Tensor) -> Tensor:

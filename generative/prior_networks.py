@@ -341,14 +341,16 @@ class PlayerPrior(nn.Module):
         return (self(squares) - (-uniform.log()).log()).argmax(dim=-1)
 
 
-def with_player(view: Tensor, square: Tensor, num_squares: int) -> Tensor:
+def with_player(view: Tensor, square: Tensor | None, num_squares: int) -> Tensor:
     """Append PLAYER_CHANNELS channels to the coefficients of a view (B, channels, 8, 8), which mark
     the player's square.
 
     Args:
-        square: number of the square, int64 (B,).
+        square: number of the square, int64 (B,); None if it is unknown, which marks no square.
         num_squares: n, squares per side of the view.
     """
+    if square is None:
+        return functional.pad(view, (0, 0, 0, 0, 0, PLAYER_CHANNELS))
     marks = functional.one_hot(square, num_squares ** 2).to(view).unflatten(1, (1, num_squares, -1))
     marks = functional.interpolate(marks, size=GRID * _MARKS, mode="nearest-exact")
     return torch.cat([view, functional.pixel_unshuffle(marks, _MARKS)], dim=1)

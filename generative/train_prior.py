@@ -35,7 +35,7 @@ from generative.camera import FASTEST
 from generative.config import GRID
 from generative.dataset import RecordedWorlds, RolloutDataset
 from generative.prior import static_globals
-from generative.prior_losses import player_loss, start_loss, world_loss
+from generative.prior_losses import player_loss, start_loss, without_some_players, world_loss
 from generative.prior_networks import NUM_GLOBALS, with_player
 from generative.published import save_published
 from generative.runs import check_export, copy_settings, open_simulator, run_of
@@ -331,12 +331,13 @@ def trainings_of(options: TrainPriorOptions, simulator: Simulator, dataset: Roll
 
     def loss_of_starts(rows: Tensor, generator: torch.Generator) -> Tensor:
         assert starts is not None
+        codes, views, cameras = starts.codes[rows], starts.views[rows], starts.cameras[rows]
         with compute.autocast():
-            loss = start_loss(prior.starts, starts.codes[rows], starts.views[rows],
-                              starts.cameras[rows], generator)
-            if prior.player is not None:
-                loss = loss + player_loss(prior.player, starts.squares[rows], starts.players[rows])
-            return loss
+            if prior.player is None:
+                return start_loss(prior.starts, codes, views, cameras, generator)
+            views = without_some_players(views, generator)
+            return (start_loss(prior.starts, codes, views, cameras, generator)
+                    + player_loss(prior.player, starts.squares[rows], starts.players[rows]))
 
     return {
         "worlds": PriorTraining(prior.worlds, loss_of_worlds, len(known), options.batch_size,

@@ -154,7 +154,7 @@ def write_results(options: SteeringOptions, store: ResultStore, arms: Sequence[A
 
     Args:
         measured: measurements at decision squares, by group of arms.
-        fields: measurements of whole fields; empty if there are none.
+        fields: measurements of whole fields; may be empty.
         outcomes: outcomes of fields.
     """
     what = describe(options, forks)

@@ -392,7 +392,7 @@ def test_lives_are_printed_with_intervals(capsys):
     (line,) = [line for line in printed[probabilities:threshold].splitlines()
                if line.startswith(DEATH)]
     assert line.count(" to ") == 5
-    assert "undefined" in printed  # measures of coins, of which there are none
+    assert "undefined" in printed  # measures of coins, which do not occur
 
 
 def test_outcomes_are_summarized():

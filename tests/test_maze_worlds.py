@@ -24,7 +24,12 @@ from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.networks import LatentSampler
 from generative.prior import static_globals
-from generative.prior_losses import draw_block_masks, player_loss, world_loss
+from generative.prior_losses import (
+    draw_block_masks,
+    player_loss,
+    without_some_players,
+    world_loss,
+)
 from generative.prior_networks import (
     EMBEDDING,
     NUM_GLOBALS,
@@ -36,6 +41,7 @@ from generative.prior_networks import (
 from generative.runs import open_simulator
 from generative.simulator import stack
 from generative.squares import StaticSquares, World
+from generative.start_optimisation.prior_starts import prior_loss
 from generative.template_fit import TemplateFit
 from generative.training import SimulatorTraining
 from generative.world_data import fit_worlds
@@ -107,6 +113,15 @@ def test_the_mark_of_the_player_lies_on_its_square():
     for image, number in zip(functional.pixel_shuffle(marked[:, 2:], 4)[:, 0], square.tolist()):
         centre = image.nonzero().float().mean(dim=0).add(0.5).mul(15 / 32)
         assert divmod(number, 15) == tuple(centre.int().tolist())
+
+
+def test_some_views_in_training_have_no_mark_of_the_player():
+    view = torch.randn(600, 2, 8, 8)
+    marked = with_player(view, torch.arange(600) % 225, 15)
+    kept = without_some_players(marked, torch.Generator().manual_seed(0))
+    unmarked = (kept == with_player(view, None, 15)).flatten(1).all(dim=1)
+    assert 0.1 < unmarked.float().mean() < 0.2
+    assert torch.equal(kept[~unmarked], marked[~unmarked])
 
 
 @pytest.mark.parametrize("mode", SIDES)
@@ -223,6 +238,16 @@ def test_the_mouse_is_in_the_square_of_the_player(batch):
     for image, number in zip(blue, train_prior.player_squares(batch.positions[1], 15).tolist()):
         centre = image.nonzero().float().mean(dim=0).add(0.5).mul(15 / FRAME_SIZE)
         assert divmod(number, 15) == tuple(centre.int().tolist())
+
+
+def test_starts_in_mazes_have_a_prior_loss(simulator, batch):
+    """Without the square of the player, which is unknown."""
+    vectors = simulator.encode(batch.initial_images)
+    squares = functional.one_hot(batch.world.squares, len(simulator.squares.templates)).float()
+    world = dataclasses.replace(batch.world, squares=squares)
+    losses = prior_loss(simulator, vectors, world)
+    assert losses.shape == (4,) and (losses > 0).all() and np.isfinite(losses).all()
+    np.testing.assert_allclose(prior_loss(simulator, vectors[2:], world[2:]), losses[2:], rtol=1e-4)
 
 
 @torch.no_grad()

@@ -248,7 +248,7 @@ def open_loop_report(effects: pd.DataFrame, reach: pd.DataFrame, size: tuple[int
 
 
 def _of_controls(median: float, low: float, high: float, form: str = ".3g") -> str:
-    """Format a number of controls, or nothing if there are none."""
+    """Format the median and range of controls; return "" without controls."""
     return "" if np.isnan(median) else format_interval(median, low, high, form)
 
 

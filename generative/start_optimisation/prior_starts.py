@@ -23,6 +23,7 @@ from common.devices import Compute
 from generative.batches import in_batches
 from generative.networks import LatentSampler
 from generative.prior import camera_globals
+from generative.prior_networks import with_player
 from generative.simulator import Simulator
 from generative.spatial import split_state
 from generative.squares import World
@@ -87,6 +88,8 @@ def prior_loss(simulator: Simulator, vectors: Tensor, world: World) -> np.ndarra
     camera = camera_globals(split_state(env_h, simulator.config).camera)
     squares, codes = prior.worlds.embed(classes), prior.starts.standardise(vectors)
     view = simulator.scenery(world).first
+    if prior.player is not None:
+        view = with_player(view, None, prior.worlds.num_squares)
     noise = prior.noise(torch.zeros(1, dtype=torch.int64))  # the same for all starts
     unknown = torch.zeros_like(squares[:, :1])
     losses = []
