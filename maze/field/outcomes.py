@@ -42,8 +42,8 @@ AT_DECISION = ("p_cheese", "p_corner", "p_other", "log_odds", "entropy", "value"
 OF_FIELD = ("value_agreement", "path_cheese", "path_corner", "into_walls", "stay")
 # From the Markov chain, which needs both facings and an agent without memory.
 EXACT = ("exact_cheese", "exact_cheese_first", "exact_region_first", "expected_steps")
-# Differences between the patched and the unpatched field: mean over squares, the published norm, and
-# whether the most likely move at the decision square changed.
+# Differences between the patched and the unpatched field: mean over squares, the published norm,
+# and whether the most likely move at the decision square changed.
 OF_CHANGE = ("mean_total_variation", "published_size", "direction_changed")
 
 
