@@ -3,8 +3,7 @@
 An edit is a permanent forward hook on its layer, so every forward pass of the agent includes it,
 and patches and activation caches see the edited output.
 
-Letters in shape comments: N frames, C channels (or units) and H W cells of a layer, M slots, F
-directions, R their rank.
+Letters in shape comments: M slots, F directions, R their rank.
 """
 
 from __future__ import annotations

@@ -198,7 +198,6 @@ class ActivePatches:
         """Apply the patches of a layer to its output (…, *shape).
 
         Args:
-            layer: module path of the layer.
             output: output of the layer for B rows.
             info: batch metadata (B rows); None if the forward pass has none.
             state: recurrent state that enters the step (B, D), for the layer ``hidden_state`` only.
@@ -218,7 +217,6 @@ class ActivationCache(Mapping):
 
     Args:
         layers: layers by the names that were passed to ``cached``.
-        device: device of the copies.
         graph: keep the original tensors with their autograd graph instead of copies.
         before: cache outputs before patches are applied.
 
@@ -268,7 +266,6 @@ class ActivationCache(Mapping):
         """Store an output.
 
         Args:
-            layer: module path of the layer.
             is_continued: whether the output is a further chunk of the previous batch.
         """
         if not self._graph:

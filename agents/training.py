@@ -59,7 +59,6 @@ class TrainingRun:
             the new run's folder. The attribute ``folder`` is the folder in use.
         settings: settings of the run. In a resumed run, a larger ``num_timesteps`` stretches the
             remaining learning-rate schedule.
-        compute: device and precision.
         edit, val_edit: edits of new levels in training and in validation, which place the cheese;
             each is given if, and only if, ``cheese_region`` or ``val_cheese_region`` is not 0.
         world: the group of training processes. Each creates a ``TrainingRun`` for the same folder,

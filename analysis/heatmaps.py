@@ -129,10 +129,8 @@ def plot_matrices(panels: Sequence[Heatmap], names: Names, scales: Sequence[Colo
 
     Args:
         panels: matrices, row by row.
-        names: names of rows and columns.
         scales: one scale for all panels, one per column of panels, or one per panel.
         columns: number of panels in a row.
-        title: title of the figure.
         seriation: order of rows and columns; None keeps the given order.
         tree: whether to draw the dendrogram of the seriation on the left.
     """

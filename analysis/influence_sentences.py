@@ -3,7 +3,7 @@
 All numbers come from the tables of ``analysis/dynamics_grads_consistency_plots.py``;
 ``analysis/influences/consistency.py`` defines when an influence is claimed.
 
-Letters in shape comments: M samples, T steps per sample, I independent components (ICs).
+Letters in shape comments: I independent components (ICs).
 """
 
 from __future__ import annotations

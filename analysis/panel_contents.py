@@ -1,7 +1,7 @@
 """Content of the interpretability panel, collected from the files of earlier stages.
 
-Letters in shape comments: R rows (all steps of sample 0, then of sample 1, and so on), D hidden
-units, k independent components, T steps per sample, H W C height, width and channels of a frame.
+Letters in shape comments: R rows (all steps of sample 0, then of sample 1, and so on); k
+independent components.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
     """Collect the content of a panel.
 
     Args:
-        experiment: name of the experiment.
         folders: folders of samples, with distinct names.
         num_samples: maximum number of samples per folder, from the first on; None for all.
         hidden: results of hidden_analysis_precompute.py, with the directions and the recorded
@@ -227,7 +226,6 @@ def recorded_frames(recording: RolloutFolder | None, samples: SampleFolder, numb
     Args:
         recording: the recording from which the sample starts, if it is available.
         samples: folder of the sample.
-        number: number of the sample.
         length: largest number n of frames; n is smaller if the episode ends earlier.
 
     Returns:
@@ -302,7 +300,6 @@ def _saliency_type(name: str, steps: tuple[int, ...]) -> tuple[tuple, SaliencyTy
     """Return a sort key and the saliency type of a function.
 
     Args:
-        name: name of the function in file names.
         steps: steps at which the function was evaluated.
     """
     functions: tuple[SaliencyFunction, ...] = ()

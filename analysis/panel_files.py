@@ -28,9 +28,8 @@ Samples and saliency types are numbered from 0.
 
 ``web/panel/lib/data.js`` reads these files.
 
-Letters in shape comments: N samples, R rows (all steps of sample 0, then of sample 1, and so on),
-S recorded states, T steps per sample, H W C height, width and channels of an image, k independent
-components, F saliency types, M saliency maps of a type.
+Letters in shape comments: R rows (all steps of sample 0, then of sample 1, and so on); S recorded
+states; k independent components; F saliency types; M saliency maps of a type.
 """
 
 from __future__ import annotations
@@ -246,10 +245,6 @@ class PanelContent:
 
 def write_panel(path: Path, content: PanelContent) -> None:
     """Write the page and its data.
-
-    Args:
-        path: folder to write to.
-        content: content of the panel.
 
     Raises:
         UserError: if the page has not been built.

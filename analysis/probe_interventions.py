@@ -78,7 +78,6 @@ class ProbeDirections:
         labels: labels in the training levels.
         weights: weights of the linear probe, by label.
         train, test: whether each recorded step was used for training and for testing, bool (N,).
-        seed: seed of the atlas.
     """
 
     labels: list[Label]

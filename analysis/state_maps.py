@@ -1,8 +1,8 @@
 """Steps shared by the analyses of states (standardisation, PCA, clustering and t-SNE), and by the
 scripts that analyse simulated samples.
 
-Letters in shape comments: N states, D units, P principal components, d coordinates that are
-clustered or mapped, c dimensions of a t-SNE map.
+Letters in shape comments: D units; P principal components, d coordinates that are clustered or
+mapped, c dimensions of a t-SNE map.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class StateMap:
 
     Attributes:
         config: parameters of the analysis.
-        seed: seed of all random choices except those of t-SNE.
         tsne_seed: seed of t-SNE.
         results: folder of the results, opened for writing. Computations whose results are stored
             are not repeated.
@@ -283,7 +282,6 @@ def replace_figures(store: ResultStore, figures: Iterable[tuple[str, Drawing]],
     """Draw figures, replace the previous ones, and print the number of figures and the time.
 
     Args:
-        store: folder for the figures.
         figures: pairs of file name and figure.
         results: precomputed results from which the figures are drawn.
         settings: other settings that the figures depend on; stored with them.

@@ -1,7 +1,6 @@
 """Figures of states in a projection: on a plane, rotating in space, and by cluster.
 
-Letters in shape comments: N states, M other states, which are drawn in black for comparison,
-P principal components, H W C height, width and channels of a frame.
+Letters in shape comments: M other states, which are drawn in black for comparison.
 """
 
 from __future__ import annotations
@@ -132,9 +131,7 @@ def plot_plane(plane: Plane, colouring: Quantity | Category, seed: int) -> Figur
     """Draw all states on a plane, coloured by a quantity or category, with other states in black.
 
     Args:
-        plane: projection of the states.
         colouring: value or category of each state.
-        seed: seed of the order in which states are drawn.
     """
     figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots()
@@ -175,7 +172,6 @@ def plot_variance(variances: np.ndarray, total: float, title: str) -> Figure:
     Args:
         variances: variance of each component (P,).
         total: total variance of the states, including omitted components.
-        title: title of the figure.
     """
     shares = variances / total
     numbers = np.arange(1, len(shares) + 1)
@@ -198,7 +194,6 @@ def plot_paths(plane: Plane, sequences: np.ndarray, what: str, chosen: Sequence[
     per step.
 
     Args:
-        plane: projection of all states.
         sequences: index of each state's sequence (N,).
         what: kind of sequence, such as "episode".
         chosen: indices of the sequences to draw.
@@ -248,7 +243,6 @@ class ClusterPlots:
         """Draw a cluster in a new figure.
 
         Args:
-            cluster: number of the cluster.
             note: text after the number in the title.
             pictures: example frames to show below the planes, or None.
         """
@@ -267,8 +261,6 @@ class ClusterPlots:
         """Draw a cluster on all planes into a figure or subfigure.
 
         Args:
-            figure: figure to draw into.
-            cluster: number of the cluster.
             what: word for a cluster in the legend, such as "behaviour".
         """
         members = self.labels == cluster
@@ -298,7 +290,6 @@ class Rotation:
     """A three-dimensional figure that is saved as a GIF of one rotation.
 
     Args:
-        figure: the figure.
         axes: three-dimensional axes of the figure, which rotate.
     """
 
@@ -329,7 +320,6 @@ def plot_space(space: Plane, colouring: Quantity | Category, seed: int) -> Rotat
     Args:
         space: projection on three dimensions.
         colouring: value or category of each state.
-        seed: seed of the subset and of the order in which its states are drawn.
     """
     rng = np.random.default_rng(seed)
     num_states = len(space.places)

@@ -80,7 +80,6 @@ def card_finding(table: pd.DataFrame, facts: Mapping[str, Any], step: int) -> st
     Args:
         table: rows of the card, see ``read_card``.
         facts: facts of its measurement, as stored by ``tools.cards``.
-        step: step to describe.
     """
     means = table[table["step"] == step].set_index(["kind", "predictor"])["mean"]
     return (
@@ -94,9 +93,6 @@ def card_finding(table: pd.DataFrame, facts: Mapping[str, Any], step: int) -> st
 def format_interval(digits: int, value: float, low: float, high: float) -> str:
     """Format a number with its 95 % interval; "" if the number is NaN, and without the interval if
     this is NaN.
-
-    Args:
-        digits: number of decimals.
     """
     if pd.isna(value):
         return ""

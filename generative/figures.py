@@ -169,7 +169,6 @@ def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: s
 
     Args:
         table: table from ``loss_tables.table_of``.
-        kinds: names of the kinds of object.
     """
     seen = [kind for kind in kinds if (table["kind"] == OBJECT_SHOWN + kind).any()]
     figure = Figure(figsize=(3.2 * max(len(seen), 3), 6.5), layout="constrained")

@@ -125,7 +125,6 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> Publi
     """Read a simulator file of this project or a published one.
 
     Args:
-        path: the file.
         config: sizes that the simulator was trained with, which are not in the file.
         policy: agent that the simulator was trained with.
 

@@ -126,7 +126,6 @@ class SpatialEncoder(nn.Module):
     ``camera.cell_patterns``.
 
     Args:
-        config: sizes of the networks.
         basis: basis of image patches, shared with cell and decoder.
     """
 
@@ -200,7 +199,6 @@ class SpatialStart(nn.Module):
     encoder can have any mean there, so the divisor has a lower limit.
 
     Args:
-        config: sizes of the networks.
         basis: basis of image patches, shared with encoder, cell and decoder.
     """
 
@@ -325,7 +323,6 @@ class SpatialCell(nn.Module):
     """Recurrent cell of the environment; same interface as ``generative.networks.EnvironmentCell``.
 
     Args:
-        config: sizes of the networks.
         basis: basis of image patches, shared with encoder and decoder.
         squares: images of the classes of squares; None without worlds.
     """

@@ -3,7 +3,7 @@
 In every function, ``episodes`` is the number of each frame's episode (N,), and ``bootstrap``
 resamples these episodes.
 
-Letters in shape comments: N frames, E episodes, K quantities, R resamplings.
+Letters in shape comments: E episodes, K quantities.
 """
 
 from __future__ import annotations

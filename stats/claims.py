@@ -176,7 +176,6 @@ class ClaimsTable:
         Args:
             store: output folder, from :meth:`store`.
             settings: folders of the studies, and further settings.
-            findings: findings by agent.
             reasons: reason why a claim has no finding, by agent and number of the claim.
         """
         table = findings_table(findings)
@@ -278,9 +277,6 @@ def _numbers(rows: pd.DataFrame) -> Iterator[list[str]]:
 def findings_table(findings: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
     """Return a table of all findings, with tests of the primary findings.
 
-    Args:
-        findings: findings by agent.
-
     Returns:
         A row per finding: ``agent``, the attributes of ``Finding``, ``p_table`` (p-value of primary
         findings after Holm's correction over the agent's table, otherwise NaN) and ``claimed``
@@ -302,7 +298,6 @@ def plot_findings(path: Path, table: pd.DataFrame, letter: str) -> None:
     """Plot the primary numbers, with one panel per claim.
 
     Args:
-        path: figure to write.
         table: table from ``findings_table``, with at least one primary number.
         letter: prefix of the claims' numbers.
     """

@@ -24,7 +24,7 @@ for probabilities, and 5 % of the unaltered value otherwise.
 Outcomes may be any real numbers. If several runs belong to one level, they are resampled together,
 and the signs of their differences are flipped together.
 
-Letters in shape comments: A conditions, N starts, K outcomes, C comparisons (A * K).
+Letters in shape comments: A conditions, K outcomes, C comparisons (A * K).
 """
 
 from __future__ import annotations
@@ -131,11 +131,9 @@ def paired_effects(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
     """Compute the effect of each condition on each outcome, with its interval and p-value.
 
     Args:
-        conditions: interventions and controls.
         outcomes: outcomes along the last axis of ``before`` and ``after``.
         before: outcomes of the unaltered runs (N, K).
         after: outcomes under each condition (A, N, K).
-        seed: seed of the bootstrap and of the sign flips.
         levels: level of each start (N,); starts on the same level are resampled together, and their
             signs are flipped together. By default, each start is its own level.
         moved: size of the change that a condition makes, by name of the condition; if None, the
@@ -275,7 +273,6 @@ def check_starts(num_starts: int, flag: str = "", halves: bool = False) -> None:
     """Check that there are enough levels or starts for an interval.
 
     Args:
-        num_starts: number of levels or starts.
         flag: command-line flag that sets their number, for the message.
         halves: whether each half of them is measured by itself.
 

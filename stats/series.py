@@ -104,8 +104,6 @@ def write_series(store: ResultStore, settings: dict, table: pd.DataFrame, axis: 
     """Write the folder of a series, and replace an earlier one.
 
     Args:
-        store: folder to write.
-        settings: settings of the series.
         table: table ``series.csv``.
         axis: name of the number in which the agents differ.
         panels: measures of each table of the report and of each panel of the figure, by title.
