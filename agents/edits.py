@@ -34,7 +34,6 @@ class Edit:
     b - s P b minus the second half.
 
     Attributes:
-        layer: path of the layer.
         directions: nonzero directions, one per row, float32 (F, M); only their span matters.
         strength: factor s; 1 removes the directions, 2 reverses them.
 

@@ -48,7 +48,6 @@ class ChangeSize:
     """Mean size of the change of a layer's output by a patch, over the frames on which it acted.
 
     Attributes:
-        layer: name of the layer.
         pictures: number of these frames; stored files use this name, too.
         in_std: Euclidean norm of the change after the change of each unit is divided by the unit's
             standard deviation; units that do not vary are left out. None if no standard deviations

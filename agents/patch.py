@@ -108,7 +108,6 @@ class Selection:
     """Entries of a layer's output that a patch acts on.
 
     Attributes:
-        layer: the layer.
         channels: indices of channels, int64 (K,), or None for all.
         cells: indices of cells in reading order, int64 (M,), or None for all.
     """

@@ -60,7 +60,6 @@ class ColourScale:
     """Map from values to colours.
 
     Attributes:
-        norm: range of values.
         colours: name of the matplotlib colour map.
         label: label of the colour bar, with its unit.
         beyond: whether some values lie outside the range and are clipped to its end.
@@ -97,7 +96,6 @@ class Heatmap:
 
     Attributes:
         matrix: values (I, J).
-        title: title above the matrix.
         marked: whether each entry is marked with a dot, bool (I, J); None for no dots.
     """
 

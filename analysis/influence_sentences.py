@@ -115,7 +115,6 @@ class BehaviourInfluences:
         min_samples: smallest number of samples for a test.
 
     Attributes:
-        num_samples: number of samples in the group.
         variants: kinds of gradient in the table, WITH or WITHOUT gradients through the environment.
         testable: whether the group has enough samples for a test.
     """

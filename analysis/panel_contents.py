@@ -61,7 +61,6 @@ class _Source:
     """A folder of samples with their saliency.
 
     Attributes:
-        samples: the folder.
         saliency: reader of the saliency files in the same folder.
         finished: names of the functions whose saliency is complete, by the number of the sample;
             only for samples that are shown.
@@ -268,7 +267,6 @@ def _saliency_types(sources: list[_Source],
     """Return the saliency types that at least one sample has, in the order of the panel.
 
     Args:
-        sources: folders of samples.
         matrices: checksums of the direction files of the panel, by name.
 
     Raises:

@@ -44,7 +44,6 @@ class StateMap:
     """Standardisation, PCA, clusters and t-SNE map of an analysis, computed once and stored.
 
     Attributes:
-        config: parameters of the analysis.
         tsne_seed: seed of t-SNE.
         results: folder of the results, opened for writing. Computations whose results are stored
             are not repeated.
@@ -157,8 +156,6 @@ class SampleRun:
             then that of the only results in the folder.
 
     Attributes:
-        options: the argument.
-        config: parameters of the analysis.
         samples: folder of the samples.
         results: results of the analysis, to read or to write.
     """
@@ -216,7 +213,6 @@ class SampleAnalysis:
 
     Attributes:
         config: class of the parameters, a subclass of ``MapConfig``.
-        schema: schema of the results.
         folder: name of the attribute of ``AnalysisFolders`` that holds the folder of the results.
         plots: name of the attribute of ``AnalysisFolders`` that holds the folder of the figures.
         compute: function that reads the inputs of a run, calls the run's ``start``, and computes

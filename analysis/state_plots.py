@@ -43,7 +43,6 @@ class Plane:
 
     Attributes:
         places: coordinates of the states (N, 2), or (N, 3) in space.
-        names: names of the axes.
         title: description and number of the states.
         others: coordinates of other states (M, 2 or 3), or None.
         others_name: name of the other states, such as "simulated".
@@ -89,7 +88,6 @@ class Pictures:
     Attributes:
         frames: frames, each uint8 (H, W, C).
         captions: text above each frame.
-        title: title above all frames.
     """
 
     frames: Sequence[np.ndarray]
@@ -117,7 +115,6 @@ class Category:
     Attributes:
         values: category of each state, from 0, or -1 for none (N,).
         label: name of the categorical variable.
-        names: names of the categories.
         numbered: whether to write the number of each category at the median of its states.
     """
 

@@ -142,7 +142,6 @@ class SimulatedSteps:
     """Simulated quantities at each step of several samples; all arrays are (M * T,).
 
     Attributes:
-        sample: number of the sample.
         step: step of the sample, from 0.
         value: value estimate of the agent.
         reward: predicted reward, in the unit of the recorded data.

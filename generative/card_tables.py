@@ -107,8 +107,6 @@ def cells(table: pd.DataFrame, kind: str, predictor: str, steps: Iterable[int],
 
     Args:
         table: table from ``loss_tables.table_of``.
-        kind: kind of measure in the table.
-        digits: number of decimals.
     """
     rows = table[(table["kind"] == kind) & (table["predictor"] == predictor)].set_index("step")
     rows = rows.reindex(list(steps))

@@ -96,7 +96,6 @@ class WindowPlace:
     """Position in the recorded data.
 
     Attributes:
-        episode: number of the episode on disk.
         frame: number of a frame in the episode; for a window, its last initial frame.
     """
 

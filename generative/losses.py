@@ -33,7 +33,6 @@ class LossScales:
     Attributes:
         obs: weight of the image loss.
         hx: weight of the loss of the agent's hidden state.
-        reward: weight of the reward loss.
         done: weight of the terminal loss.
         kl: weight of the KL loss, applied in addition to ``SimulatorConfig.kl_weight``.
 

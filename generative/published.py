@@ -94,7 +94,6 @@ class PublishedSimulator:
     """Contents of a simulator file.
 
     Attributes:
-        simulator: the simulator with its agent.
         unused: tensors of the file that no computation reads, by published key.
         moments: ``state`` of the state dict of an Adam optimiser over
             ``simulator.trainable_parameters()``; None if the file has no state for this number of

@@ -66,16 +66,11 @@ class SimulatorRunSettings:
     """All settings that affect the results of a run.
 
     Attributes:
-        exp_name: name of the experiment.
-        agent_file: file of the simulator's agent.
         agent_sha256: digest of the agent, see ``agents.provenance``.
         model_file: simulator file whose weights the run starts from, or "".
-        data_dir: folder of recorded rollouts.
         precision: float32 or bfloat16.
         max_batches: maximum number of batches; 0 for no limit.
         simulator: sizes and loss weights of the simulator.
-        training: parameters of the training.
-        loss_scales: weights of the losses.
         num_episodes: number of recorded episodes, which determines the episodes that are held out;
             None before the data has been opened.
     """

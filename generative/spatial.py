@@ -82,7 +82,6 @@ class SpatialState:
         memory: memory in coordinates of the view (B, memory_channels, 8, 8).
         scene: memory in coordinates of the canvas (B, scene_channels, 8, 8).
         fine: memory of blocks of 2 x 2 pixels of the view (B, fine_channels or 0, 32, 32).
-        camera: state of the camera.
     """
 
     canvas: Tensor

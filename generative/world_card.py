@@ -47,7 +47,6 @@ class GeneratedWorlds:
     """Result of ``measure``.
 
     Attributes:
-        tables: measures by table.
         samples: random starts, and worlds that continue recorded views; None without them.
     """
 

@@ -31,7 +31,6 @@ class Simulations:
 
     Attributes:
         simulator: the simulator. One without worlds is measured as far as possible.
-        dataset: the recorded episodes.
         windows: numbers of the windows that may be measured (N,).
         draw: sampler of z.
         seed: seed of starts, worlds and bootstraps.

@@ -145,7 +145,6 @@ class ClaimsTable:
     """Published claims, and the folder that compares them with our findings.
 
     Attributes:
-        claims: claims by number.
         script: command that writes the folder, for messages.
         notes: sentences below the table.
         letter: prefix of the claims' numbers.

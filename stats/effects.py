@@ -59,8 +59,6 @@ class Outcome:
     """A quantity that is measured in each run.
 
     Attributes:
-        name: name in tables.
-        label: label with the unit, for figures.
         simulated: whether the quantity can be measured in the simulator.
         real: whether the quantity can be measured in the real environment.
         probability: whether the quantity is a probability or a share.
@@ -79,10 +77,8 @@ class Condition(Generic[Value]):
 
     Attributes:
         name: name in tables; also the name of the condition's file or folder.
-        label: label in figures and reports.
         pattern: kind of intervention. Interventions are compared with the controls of the same
             pattern.
-        control: whether this is a control.
         value: definition of the intervention, which only the study interprets.
         settings: settings of the condition, which a result folder stores.
         matched: for a control, whether its change is about as large as the intervention's.

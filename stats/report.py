@@ -32,7 +32,6 @@ class Wording:
     """Terms for interventions and controls in a report and a figure.
 
     Attributes:
-        title: title of the report.
         controls: plural name of the controls, such as "random directions".
         alike: phrase for interventions without an effect beyond the controls, such as "directions
             that are no better than random ones".

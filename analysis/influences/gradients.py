@@ -317,7 +317,6 @@ class Inputs:
     Attributes:
         samples: folder of the samples.
         coordinates: IC coordinates, states and outputs of the chosen samples.
-        projector: projector to the directions.
         matrices: checksums of the projector's files, by name.
         labels: behaviour of each sample, -1 for none (M,); None if behaviours are left out.
     """
@@ -335,7 +334,6 @@ class Inputs:
 
         Args:
             samples: folder of the samples.
-            precomputed: folder of the directions.
             num_episodes: number of episodes from which the directions were computed.
             behaviours: results of the behaviours, or None to leave them out.
 

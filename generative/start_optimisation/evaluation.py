@@ -90,7 +90,6 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
     """Compute all targets in rollouts from the optimised starts, and compare with the controls.
 
     Args:
-        context: inputs of the searches.
         folders: sample folders by penalty.
         recording: rollouts that contain the recorded starts; None leaves out the real game.
         batch_size: number of rollouts per batch.

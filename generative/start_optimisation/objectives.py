@@ -121,7 +121,6 @@ class Target:
     """A scalar that is read from the agent at one step of a rollout.
 
     Attributes:
-        name: name on the command line.
         read: function that maps rollouts and a step to the values of the target (B,).
         layers: names of the layers whose units ``read`` needs.
         first_step: first step at which the target is defined.
@@ -141,7 +140,6 @@ class Objective:
     """A target that is maximised or minimised.
 
     Attributes:
-        target: the target.
         aim: MAXIMISE or MINIMISE.
     """
 
@@ -368,7 +366,6 @@ class RecordedDensity:
 
     Attributes:
         vectors: recorded unit vectors (N, V).
-        concentration: concentration of the kernels.
         log_density: log-density of each recorded vector under the kernels of other episodes, up to
             a constant, float64 (N,).
         typical: log-density that all but ``TYPICAL_SHARE`` of the recorded vectors exceed.

@@ -149,7 +149,6 @@ class FinishedSearch:
     """A search whose samples are all written.
 
     Attributes:
-        context: inputs of the searches.
         folders: sample folders by penalty.
         recording: rollouts that are replayed in the real game; None to leave this out.
     """

@@ -255,15 +255,12 @@ class SearchContext:
     Attributes:
         simulator: simulator on the device of ``compute``.
         dataset: recorded rollouts, with windows of ``num_steps`` simulated steps.
-        starts: recorded starts.
         best_of: number of recorded starts, the last in ``starts``, that optimised starts are
             compared with; searches begin from the remaining ones.
         density: density of all recorded starts.
         objectives: objectives to optimise: all targets with the first aim, then all targets with
             the second aim, if any.
-        plan: settings of the search.
         num_starts: K, number of starts per objective.
-        num_steps: number of steps of the stored rollouts.
         space: search space, NOISE or VECTOR.
         prior: random samples of the prior; None without a trained prior. A search in noise begins
             from the first ``pool`` samples.
@@ -397,7 +394,6 @@ def write_starts(context: SearchContext, folder: SampleFolder, penalty: float,
     The search stops early after a stop signal.
 
     Args:
-        context: inputs of the searches.
         folder: sample folder for this penalty.
         penalty: weight of the excess and end terms.
         with_videos: write the missing videos as well.

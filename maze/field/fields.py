@@ -307,7 +307,6 @@ class ResumedField:
         forward: forward pass of the agent, split at the layer.
 
     Attributes:
-        grid: grid of the level.
         squares: squares of the mouse, int64 (n, 2).
         facings: the F facings of the mouse.
         memory: as in :class:`Field`.

@@ -64,8 +64,6 @@ class Panel:
     """Panel of a figure with arrows over a level.
 
     Attributes:
-        title: title of the panel.
-        grid: the level.
         shown: field or difference whose arrows are drawn.
         view: person view of the level, uint8 (512, 512, 3); by default the cells are drawn.
     """
@@ -250,7 +248,6 @@ def over_arms(fields: Mapping[str, Mapping[str, Fields]], level: str, view: np.n
     field, and their difference.
 
     Args:
-        fields: fields by arm and level.
         view: person view of the level, uint8 (512, 512, 3).
     """
     grid = fields[UNPATCHED][level][0].grid

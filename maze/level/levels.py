@@ -151,7 +151,6 @@ class LevelEntry:
     Attributes:
         format, version: FORMAT and VERSION.
         distribution_mode: ``easy``, ``hard`` or ``memory``.
-        level_seed: seed of the level.
         use_backgrounds: whether the game draws background images; optional.
         facing: facing of the mouse: 0 for left (the default), 1 for right.
         rows: rows of the world, from top to bottom; see the module docstring.

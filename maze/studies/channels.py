@@ -254,9 +254,6 @@ class Decisions:
     Args:
         states: levels; levels that are not forks are left out.
 
-    Attributes:
-        states: the forks.
-
     Raises:
         UserError: if there are fewer than 10 forks.
     """

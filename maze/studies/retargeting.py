@@ -94,10 +94,7 @@ class _Trial:
     """A target and a patch to try for it.
 
     Attributes:
-        target: target square.
         squares: squares on which the agent is run, as indices in ``RetargetedLevel.field`` (k,).
-        facings: facings of the mouse.
-        patch: patch to apply.
         cell: cell that the patch sets, (row, column).
     """
 

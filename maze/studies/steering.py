@@ -153,7 +153,6 @@ class Arms:
     """Conditions that add the same vectors at the same layer, with different coefficients.
 
     Attributes:
-        name: name of the arms' folder.
         layer: name of a layer, or ALL.
         sources: sources of the vectors that are added together.
         conditions: conditions; the value of each is a tuple with a coefficient per source.
@@ -232,7 +231,6 @@ class Experiment:
         fixed: vectors shared by all levels, by ``VectorSource.fixed_name`` and layer.
         std: standard deviations of layers' units over a reference set, by layer.
         control_kinds: kinds of controls, a subset of CONTROL_KINDS.
-        num_controls: number of controls of each kind.
         region: number of rows and columns of the top right region, for exact probabilities.
         exact: whether exact probabilities are measured over fields.
     """
@@ -310,7 +308,6 @@ class Experiment:
 
         Args:
             states: the n forks.
-            passes: forward passes of the frames.
             fork: index of the fork that each frame shows (B,).
             measure: function from the output to the outcomes (n, K).
         """

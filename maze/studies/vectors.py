@@ -69,7 +69,6 @@ class VectorKind:
     """Kind of a steering vector, given by a change of the maze.
 
     Attributes:
-        name: name of the vector.
         label: label of the changed level in tables.
         pair: maps a level to its versions with and without the cheese or path.
         place: maps a grid to the square of the cheese, or to the corner where the path begins.
@@ -187,7 +186,6 @@ def source_level(kind: VectorKind, source: str, target: MazeState, pool: Sequenc
             itself), SAME_SQUARE, OTHER (any other square), or OFFSET followed by a distance in
             squares, which is the larger of the distances in rows and in columns.
         target: level on which the vector is used.
-        pool: levels to draw from.
         seed: seed of the draw, combined with the target's seed and ``draw``.
         draw: index of the draw, if several levels are drawn for a target.
     """
