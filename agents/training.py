@@ -190,10 +190,6 @@ class TrainingRun:
     def _checked(self, state: dict, where: str) -> dict:
         """Check the contents of a resume file, and return the entries that a run reads.
 
-        Args:
-            state: contents of the file.
-            where: name of the file, for messages.
-
         Raises:
             UserError: if an entry does not fit this run; the message names it.
         """
@@ -392,7 +388,6 @@ def _check_collector(collector: Collector, state, where: str, normalizes: bool =
     Args:
         collector: the collector that would load the state.
         state: contents of a file, of any type.
-        where: name of the state, for messages.
         normalizes: whether the state must include a reward normaliser. Otherwise it may include
             one, because earlier versions stored one for validation.
 

@@ -108,7 +108,6 @@ def behaviours_of(features: np.ndarray, draw: np.ndarray, config: BehavioursConf
     Args:
         features: features of all steps (M, T, F).
         draw: indices of the n samples in the draw (n,).
-        config: numbers of components and clusters.
         tsne_seed: seed of t-SNE.
 
     Returns:

@@ -56,7 +56,6 @@ def can_draw(figures: str, results: StepResults, *entries: str) -> bool:
     """Return whether the results contain all given entries, and print the missing ones.
 
     Args:
-        figures: description of the figures, for the message.
         results: precomputed results.
         entries: names of the entries that the figures need.
     """

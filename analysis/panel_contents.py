@@ -82,7 +82,6 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
     """Collect the content of a panel.
 
     Args:
-        folders: folders of samples, with distinct names.
         num_samples: maximum number of samples per folder, from the first on; None for all.
         hidden: results of hidden_analysis_precompute.py, with the directions and the recorded
             states.

@@ -278,7 +278,6 @@ def replace_figures(store: ResultStore, figures: Iterable[tuple[str, Drawing]],
     """Draw figures, replace the previous ones, and print the number of figures and the time.
 
     Args:
-        figures: pairs of file name and figure.
         results: precomputed results from which the figures are drawn.
         settings: other settings that the figures depend on; stored with them.
     """

@@ -193,7 +193,6 @@ def plot_paths(plane: Plane, sequences: np.ndarray, what: str, chosen: Sequence[
     Args:
         sequences: index of each state's sequence (N,).
         what: kind of sequence, such as "episode".
-        chosen: indices of the sequences to draw.
         notes: text above the panel of each chosen sequence.
     """
     columns = int(np.ceil(np.sqrt(len(chosen))))

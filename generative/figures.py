@@ -127,7 +127,6 @@ def _draw_panels(table: pd.DataFrame, titles: dict[str, str]) -> tuple[Figure, l
 
     Args:
         table: table from ``loss_tables.table_of``.
-        titles: titles of the panels by kind of measure.
     """
     num_rows = len(titles) // 3 + 1
     figure = Figure(figsize=(15, 4.2 * num_rows), layout="constrained")

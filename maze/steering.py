@@ -184,7 +184,6 @@ def measure(store: ResultStore, entry: str, experiment: Experiment, arms: Sequen
 
     Args:
         entry: entry of the schema: DECISIONS, FIELDS or CHOOSING.
-        experiment: agent, vectors and controls.
         outcomes: outcomes of fields; empty to measure at decision squares.
 
     Returns:
@@ -215,7 +214,6 @@ def write_effects(store: ResultStore, prefix: str, table: pd.DataFrame,
     Args:
         prefix: prefix of the entries of the schema, "" or "field_".
         table: effects, from ``compare_arms``.
-        wording: terms for figure and report.
         what: sentences that describe the run.
     """
     store.write(f"{prefix}effects", value=table)

@@ -79,7 +79,6 @@ def estimate(statistic, numbers: np.ndarray, episodes: np.ndarray,
         statistic: maps sums (..., K), with any leading dimensions, to the statistic (...).
         numbers: quantities to sum (K, N).
         episodes: number of the episode of each frame (N,).
-        bootstrap: bootstrap over these episodes.
     """
     sums = by_episode(episodes, numbers)
     ends = (np.nan, np.nan)

@@ -146,7 +146,6 @@ class ClaimsTable:
 
     Attributes:
         script: command that writes the folder, for messages.
-        notes: sentences below the table.
         letter: prefix of the claims' numbers.
     """
 

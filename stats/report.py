@@ -108,7 +108,6 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
     Args:
         table: table from ``stats.effects.compare_conditions``, with or without verdicts. Optional
             columns ``norm`` and ``relative`` are further sizes of the changes.
-        wording: terms for interventions and controls.
         description: sentence that describes the runs.
     """
     table = table.assign(label=table["label"].map(markdown_escaped))
@@ -234,7 +233,6 @@ def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording)
     (``Condition.pattern``).
 
     Args:
-        table: effects table of interventions and controls.
         outcomes: outcomes, one per column of the result.
     """
     directions, names = table[~table["control"]], [outcome.name for outcome in outcomes]

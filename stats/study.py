@@ -64,7 +64,6 @@ def write_effects(store: ResultStore, table: pd.DataFrame, outcomes: Sequence[Ou
     Args:
         table: table from ``compare_conditions``.
         outcomes, over_time: see ``stats.forest_plot.plot_effects``.
-        wording: terms for interventions and controls.
         description: description of the runs, such as "model.pth on 400 levels", without a full
             stop.
     """

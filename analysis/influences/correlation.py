@@ -91,7 +91,6 @@ class Correlations:
     """Matrices of cross-correlation and cross-causation, and their figures.
 
     Args:
-        inputs: samples, directions and behaviours.
         influences: gradients with only ICs as targets; None to leave out cross-causation.
         share: share of the samples at each end that counts as extreme. For each IC, samples are
             ordered by the coordinate of the IC at ``step``.

@@ -54,7 +54,6 @@ class Start:
 
     Attributes:
         name, mode: name and distribution mode of the level.
-        patches: active patches, as text.
         before, after: exact probability of reaching the cheese without and with the patches; NaN
             without patches.
     """

@@ -170,7 +170,6 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
     """Return the fields of an arm by level; missing fields are computed and written.
 
     Args:
-        patches: patches of the arm, opened for the agent.
         levels: levels by name.
         std: standard deviations of the units of the patched layers, by layer, in which the size
             ``in_std`` of a change is measured.

@@ -283,7 +283,6 @@ def multiply_channels(decisions: Decisions, layer: Layer, sets: Sequence[Sequenc
     """Compute the effects of multiplying sets of channels, and random sets, by each factor.
 
     Args:
-        decisions: forks on which effects are measured.
         factors: pairs of factors, for the positive and the negative part of the activations.
         reference: frames of other levels, on which the size of a change is measured.
         num_controls: number of random sets per factor and set.
