@@ -101,9 +101,8 @@ def render_card(name: str, folder: Path = CARDS) -> str:
         lines += [
             f"Ends within {HORIZON} of the agent's most likely actions ({starts}):", "",
             *markdown_table(
-                ("starts", "event", "real", "expected", "expected / real", "Brier score",
-                 "Brier skill", "reliability above a perfect one", "AUC"),
-                [(_GROUPS[group], event, *_ends(ends[event]))
+                ("starts", "event", "real", "expected", "expected / real", "Brier skill", "AUC"),
+                [(group.replace("_", " "), event, *_ends(ends[event]))
                  for group, ends in facts["ends"].items() for event in (COIN, DEATH, END)]),
             "If only ends with a probability of at least .5 in one step count, these also occur in "
             f"the simulator: {found}.", ""]
@@ -151,8 +150,7 @@ def _rendered(block: re.Match[str]) -> str:
 def _ends(judged: dict[str, Any]) -> list[str]:
     """Format the measures of one kind of end, see ``dream_life.judge_ends``."""
     cells = [str(judged["real"]), f"{judged['expected']:.1f}"]
-    for measure, digits in (("expected_over_real", 2), ("brier", 3), ("skill", 2),
-                            ("excess_reliability", 3), ("auc", 2)):
+    for measure, digits in (("expected_over_real", 2), ("skill", 2), ("auc", 2)):
         estimate = (judged[measure]["value"], *judged[measure]["interval_95"])
         cells.append(format_interval(digits, *(np.nan if number is None else number
                                                for number in estimate)))
