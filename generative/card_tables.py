@@ -43,7 +43,7 @@ CARD_COLUMNS = {"step": int, "predictor": str, "kind": str, "mean": float, "low_
                 "high_95": float}
 SUMMARY_STEPS = (1, 2, 5, 10)
 CARD_STEPS = (0, 1, 2, 5, 10, 15, 16, 32)
-DOCUMENT_STEPS = (1, 5, 10, 15, 16)
+DOCUMENT_STEPS = (1, 5, 10, 16)
 CARD_TITLES = {PSNR: "all pixels", PSNR_REMEMBERED: "remembered pixels",
                PSNR_REVEALED: "newly revealed pixels", PSNR_MOVING: "moving objects",
                PSNR_OF_MEAN_ERROR: "of the mean error", SSIM: "SSIM, all pixels",
@@ -65,7 +65,7 @@ _ROWS = (
 
 
 def read_card(path: Path) -> pd.DataFrame:
-    """Read the rows of a card that ``tools.cards`` has stored."""
+    """Read the rows of a card that ``tools.tables`` has stored."""
     return read_table(path, CARD_COLUMNS, ("low_95", "high_95"))
 
 
@@ -79,7 +79,7 @@ def card_finding(table: pd.DataFrame, facts: Mapping[str, Any], step: int) -> st
 
     Args:
         table: rows of the card, see ``read_card``.
-        facts: facts of its measurement, as stored by ``tools.cards``.
+        facts: facts of its measurement, as stored by ``tools.tables``.
         step: step to describe.
     """
     means = table[table["step"] == step].set_index(["kind", "predictor"])["mean"]
