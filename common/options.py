@@ -103,8 +103,7 @@ class Options:
 
     Attributes:
         hidden: names of the options that ``--help`` does not show.
-        ignored: flags without effect that published commands pass; ``docs/differences.md`` lists
-            them. They are no fields.
+        ignored: flags without effect that published commands pass. They are no fields.
 
     Raises:
         UserError: if a value is not allowed; the message names the option.

@@ -43,7 +43,7 @@ CARD_COLUMNS = {"step": int, "predictor": str, "kind": str, "mean": float, "low_
                 "high_95": float}
 SUMMARY_STEPS = (1, 2, 5, 10)
 CARD_STEPS = (0, 1, 2, 5, 10, 15, 16, 32)
-DOCUMENT_STEPS = (1, 5, 10, 16)
+DOCUMENT_STEPS = (1, 5, 10, 15, 16)
 CARD_TITLES = {PSNR: "all pixels", PSNR_REMEMBERED: "remembered pixels",
                PSNR_REVEALED: "newly revealed pixels", PSNR_MOVING: "moving objects",
                PSNR_OF_MEAN_ERROR: "of the mean error", SSIM: "SSIM, all pixels",
@@ -80,7 +80,6 @@ def card_finding(table: pd.DataFrame, facts: Mapping[str, Any], step: int) -> st
     Args:
         table: rows of the card, see ``read_card``.
         facts: facts of its measurement, as stored by ``tools.tables``.
-        step: step to describe.
     """
     means = table[table["step"] == step].set_index(["kind", "predictor"])["mean"]
     return (
@@ -94,9 +93,6 @@ def card_finding(table: pd.DataFrame, facts: Mapping[str, Any], step: int) -> st
 def format_interval(digits: int, value: float, low: float, high: float) -> str:
     """Format a number with its 95 % interval; "" if the number is NaN, and without the interval if
     this is NaN.
-
-    Args:
-        digits: number of decimals.
     """
     if pd.isna(value):
         return ""
@@ -111,8 +107,6 @@ def cells(table: pd.DataFrame, kind: str, predictor: str, steps: Iterable[int],
 
     Args:
         table: table from ``loss_tables.table_of``.
-        kind: kind of measure in the table.
-        digits: number of decimals.
     """
     rows = table[(table["kind"] == kind) & (table["predictor"] == predictor)].set_index("step")
     rows = rows.reindex(list(steps))

@@ -146,9 +146,7 @@ class ClaimsTable:
     """Published claims, and the folder that compares them with our findings.
 
     Attributes:
-        claims: claims by number.
         script: command that writes the folder, for messages.
-        notes: sentences below the table.
         letter: prefix of the claims' numbers.
     """
 
@@ -177,7 +175,6 @@ class ClaimsTable:
         Args:
             store: output folder, from :meth:`store`.
             settings: folders of the studies, and further settings.
-            findings: findings by agent.
             reasons: reason why a claim has no finding, by agent and number of the claim.
         """
         table = findings_table(findings)
@@ -312,9 +309,6 @@ def _numbers(rows: pd.DataFrame) -> Iterator[list[str]]:
 def findings_table(findings: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
     """Return a table of all findings, with tests of the primary findings.
 
-    Args:
-        findings: findings by agent.
-
     Returns:
         A row per finding: ``agent``, the attributes of ``Finding``, ``p_table`` (p-value of primary
         findings after Holm's correction over the agent's table, otherwise NaN), ``claimed``
@@ -337,7 +331,6 @@ def plot_findings(path: Path, table: pd.DataFrame, letter: str) -> None:
     """Plot the primary numbers, with one panel per claim.
 
     Args:
-        path: figure to write.
         table: table from ``findings_table``, with at least one primary number.
         letter: prefix of the claims' numbers.
     """
