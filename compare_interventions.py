@@ -21,7 +21,7 @@ from common.cli import count, environments, seed
 from common.devices import Compute
 from common.errors import UserError
 from common.files import sha256
-from common.options import ParameterComputeOptions, ShardOptions, changed, command, option
+from common.options import ParameterComputeOptions, ShardOptions, command, option, redefine
 from common.results import ResultStore
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
@@ -43,7 +43,7 @@ from interventions.flags import AlterFromOptions, PlayedDirectionOptions, patche
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.scan_study import SCANNED, run_scan
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import RegionGameOptions, region_described
+from maze.level.regions import RegionGameOptions, describe_region
 from stats.effects import check_starts
 from stats.report import DIRECTIONS, MIXED, PATCHES
 
@@ -60,7 +60,7 @@ class ComparisonOptions(ConditionOptions, PlayedDirectionOptions, AlterFromOptio
     agent_file: Path = option(help="agent file whose hidden state or layers are altered")
     num_episodes: int = option(
         400, "number of levels to play, or starts to simulate, per alteration", type=count)
-    alter_from_step: int = changed(AlterFromOptions, "alter_from_step", default=1)
+    alter_from_step: int = redefine(AlterFromOptions, "alter_from_step", default=1)
     training_levels: bool = option(
         False, "play the levels of --start_level and --num_levels instead of unseen levels")
     num_envs: int = option(64, "number of episodes played at a time", type=environments)
@@ -155,7 +155,7 @@ def on_real_levels(options: ComparisonOptions, compute: Compute) -> Testbed:
         load_agent(options.agent_file, compute.device), compute,
         env if options.training_levels else env.unseen_levels(), options.num_episodes,
         options.seed, options.num_envs, edit,
-        {**region_described(edit), "from_step": options.alter_from_step})
+        {**describe_region(edit), "from_step": options.alter_from_step})
 
 
 def in_simulator(options: ComparisonOptions, compute: Compute) -> Testbed:

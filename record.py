@@ -51,7 +51,7 @@ from interventions.flags import (
 )
 from interventions.patch_text import arm_name
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import RegionGameOptions, region_described, words_of
+from maze.level.regions import RegionGameOptions, describe_region, words_of
 
 VIDEO_SCALE = 3
 # Steps between two recorded worlds of an episode; odd, so that objects that alternate between two
@@ -178,7 +178,7 @@ def record(options: RecordOptions) -> RolloutFolder:
     patches = open_arm(options.arm, options, policy, config, lambda size, seed: played_reference(
         policy, compute, config, all_levels, size, seed, edit), edit)
     writer = RolloutWriter(folder, {
-        **described(options, config, edit, compute.precision),
+        **describe(options, config, edit, compute.precision),
         "swap": {**swap.description, "from_step": options.alter_from_step} if swap else None,
         **patches.metadata, **({"positions": True} if positions else {}),
         **({"worlds": WORLD_INTERVAL} if worlds else {}),
@@ -211,13 +211,13 @@ def record(options: RecordOptions) -> RolloutFolder:
     return writer.folder
 
 
-def described(options: RecordOptions, config: EnvConfig, edit: CheeseRegion | None,
-              precision: str) -> dict:
+def describe(options: RecordOptions, config: EnvConfig, edit: CheeseRegion | None,
+             precision: str) -> dict:
     """Return the settings of a recording that describe agent, game and action noise."""
     noise, noise_share = options.action_noise(config.env_name)
     return {
         "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "env": vars(config), **region_described(edit), "seed": options.seed,
+        "env": vars(config), **describe_region(edit), "seed": options.seed,
         "precision": precision,
         "log_probs_of": "the policy with action noise" if noise else "the policy",
         "action_noise": vars(noise) if noise else None,

@@ -24,7 +24,7 @@ from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES, signe
 from common.cli import count
 from common.devices import Compute
 from common.files import sha256
-from common.options import changed, command, option
+from common.options import command, option, redefine
 from common.results import ResultStore
 from common.schemas import Table
 from common.tables import markdown_table
@@ -47,7 +47,7 @@ class FeatureDreamsOptions(SearchOptions):
     activates the feature, and test in the real game whether the feature is active near that start.
     """
 
-    penalty: tuple[float, ...] = changed(SearchOptions, "penalty", default=(1.0,))
+    penalty: tuple[float, ...] = redefine(SearchOptions, "penalty", default=(1.0,))
     features_dir: Path = option(Path("analysis/memory/sparse_features"),
                                 "output folder of analysis/sparse_features.py")
     num_features: int = option(20, "number of features, the strongest first", type=count)

@@ -21,7 +21,7 @@ from agents.patch import Patch
 from common.cli import count
 from common.errors import UserError
 from common.files import sha256
-from common.options import ParameterOptions, changed, option
+from common.options import ParameterOptions, option, redefine
 from interventions.ablations import ABLATIONS, MEAN, RESAMPLE
 from interventions.comparison import ConditionSet, PatchedCondition, Testbed
 from interventions.controls import KINDS, OTHERS, controls_of
@@ -42,7 +42,7 @@ _Swap = tuple[list[int], list[int | None]]  # source directions and target direc
 class ConditionOptions(PatchOptions, ParameterOptions):
     """Options that define interventions and their controls."""
 
-    directions: str | None = changed(
+    directions: str | None = redefine(
         DirectionIdsOptions, "direction_ids",
         help="independent components to ablate, one at a time: numbers, or a range such as 0 to "
              "16, which excludes 16")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from agents.networks import Policy
 from common.errors import UserError
-from common.options import changed, command, option
+from common.options import command, option, redefine
 from common.palette import BLUE, COLOURS, DPI, VERMILION
 from common.progress import Progress
 from common.results import ResultStore
@@ -77,14 +77,14 @@ _BINS = 10  # bins of exact probabilities
 class BehaviourOptions(ExactOptions):
     """Behaviour of an agent in mazes: complete episodes, exact probabilities, and regressions."""
 
-    num_mazes: int = changed(MazeOptions, "num_mazes", default=2000)
+    num_mazes: int = redefine(MazeOptions, "num_mazes", default=2000)
     cheese_region: int = region_option()
-    region: int = changed(RegionOptions, "region", help=(
+    region: int = redefine(RegionOptions, "region", help=(
         "number of rows and columns of the top right region; the report gives the shares of "
         "episodes in which the mouse reaches the cheese or the region first"))
     regress: bool = option(
         False, "also fit regressions of getting the cheese on the features of forks")
-    output_dir: Path = changed(AgentOptions, "output_dir", default=Path("analysis/maze/behaviour"))
+    output_dir: Path = redefine(AgentOptions, "output_dir", default=Path("analysis/maze/behaviour"))
 
     @property
     def selection(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from attribution import attribute as attribute_script
 from attribution import features as features_script
 from attribution import page as page_script
 from common.errors import UserError
-from common.options import script_parser
+from common.options import parser_of
 
 
 def flag(command, name):
@@ -70,7 +70,7 @@ def test_the_published_keywords_become_the_flags_of_the_scripts(tmp_path):
     modules = {"record": record, "attribution.features": features_script,
                "attribution.attribute": attribute_script, "attribution.page": page_script}
     for command in commands:  # the scripts accept the flags
-        script_parser(modules[command[2]]).parse_args(command[3:])
+        parser_of(modules[command[2]].main.options).parse_args(command[3:])
 
 
 def test_keywords_without_a_meaning_are_refused_with_the_reason(tmp_path):

@@ -34,7 +34,7 @@ from agents.config import AgentConfig, load_agent_config
 from common import doctor
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.options import parse, script_parser
+from common.options import parse, parser_of
 from generative.config import SimulatorConfig, TrainingConfig
 
 TRAIN_FLAGS = shlex.split(
@@ -48,7 +48,7 @@ TRAIN_FLAGS = shlex.split(
     (train, []), (render, ["--tps", "15", "--vid_dir", "v", "--num_eps", "10"]),
     (record, ["--logdir", "somewhere"])])
 def test_every_flag_of_the_seeds_parses(script, more):
-    args = script_parser(script).parse_args([*TRAIN_FLAGS, *more])
+    args = parser_of(script.main.options).parse_args([*TRAIN_FLAGS, *more])
     assert (args.env_name, args.num_levels, args.distribution_mode) == ("coinrun", 10**6, "hard")
     assert str(args.agent_file) == "m.pth"
     assert args.seed == 6
@@ -66,7 +66,7 @@ def test_every_flag_of_the_seeds_parses(script, more):
              "1000000 --distribution_mode hard --num_checkpoints 200 --model_file=m.pth "
              "--logdir=/cluster/scratch/")])
 def test_published_commands_parse(script, line):
-    script_parser(script).parse_args(line.split())
+    parser_of(script.main.options).parse_args(line.split())
 
 
 SIMULATOR_FLAGS = shlex.split(
@@ -337,7 +337,8 @@ def test_scripts_accept_every_documented_command():
         if name == "-m":
             name, *argv = argv
         script = importlib.import_module(name.removesuffix(".py").replace("/", "."))
-        script_parser(script).parse_args(argv)
+        parser = script.parser() if name == "run_pipeline.py" else parser_of(script.main.options)
+        parser.parse_args(argv)
         num_commands += 1
     assert num_commands > 100
 
