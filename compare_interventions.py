@@ -43,7 +43,7 @@ from interventions.flags import AlterFromOptions, PlayedDirectionOptions, patche
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.scan_study import SCANNED, run_scan
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import RegionGameOptions, describe_region
+from maze.level.regions import RegionGameOptions, region_described
 from stats.effects import check_starts
 from stats.report import DIRECTIONS, MIXED, PATCHES
 
@@ -141,7 +141,7 @@ def direction_sets(options: ComparisonOptions, testbed: Testbed) -> list[Conditi
     from_step = 0 if options.in_simulator else options.alter_from_step
     sets = (
         ablation_conditions(directions, options.ablations, options.num_controls, projector, sources,
-                            testbed, from_step, options.seed),
+                            testbed.policy.device, from_step, options.seed),
         swap_conditions(options.swaps, options.num_controls, projector, testbed.policy.device,
                         from_step))
     return [dataclasses.replace(conditions, settings={**conditions.settings, **digests})
@@ -155,7 +155,7 @@ def on_real_levels(options: ComparisonOptions, compute: Compute) -> Testbed:
         load_agent(options.agent_file, compute.device), compute,
         env if options.training_levels else env.unseen_levels(), options.num_episodes,
         options.seed, options.num_envs, edit,
-        {**describe_region(edit), "from_step": options.alter_from_step})
+        {**region_described(edit), "from_step": options.alter_from_step})
 
 
 def in_simulator(options: ComparisonOptions, compute: Compute) -> Testbed:

@@ -28,7 +28,7 @@ from envs.procgen_env import EnvConfig, draw_new_levels
 from interventions.flags import PatchOptions, open_arm, patched_precision
 from interventions.patch_text import arm_name
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import RegionGameOptions, describe_region, words_of
+from maze.level.regions import RegionGameOptions, region_described, words_of
 from stats.significance import share
 
 
@@ -83,7 +83,7 @@ def evaluate_agent(options: EvaluateOptions) -> dict[str, Any]:
               "a known level")
     result = {
         "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "env": vars(config), **describe_region(edit), "seed": options.seed,
+        "env": vars(config), **region_described(edit), "seed": options.seed,
         "greedy": options.greedy, "new_first_frames": options.new_first_frames,
         **({} if new is None else {"share_left_out": new[1]}), "precision": compute.precision,
         "versions": versions(),

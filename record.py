@@ -51,7 +51,7 @@ from interventions.flags import (
 )
 from interventions.patch_text import arm_name
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import RegionGameOptions, describe_region, words_of
+from maze.level.regions import RegionGameOptions, region_described, words_of
 
 VIDEO_SCALE = 3
 # Steps between two recorded worlds of an episode; odd, so that objects that alternate between two
@@ -217,7 +217,7 @@ def describe(options: RecordOptions, config: EnvConfig, edit: CheeseRegion | Non
     noise, noise_share = options.action_noise(config.env_name)
     return {
         "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "env": vars(config), **describe_region(edit), "seed": options.seed,
+        "env": vars(config), **region_described(edit), "seed": options.seed,
         "precision": precision,
         "log_probs_of": "the policy with action noise" if noise else "the policy",
         "action_noise": vars(noise) if noise else None,

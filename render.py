@@ -27,7 +27,7 @@ from common.video import (
 )
 from interventions.flags import PatchOptions, open_arm, patched_precision
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import RegionGameOptions, describe_region
+from maze.level.regions import RegionGameOptions, region_described
 
 STRIP_MOMENTS = 6
 STRIP_HEIGHT = 256
@@ -90,7 +90,7 @@ def render(options: RenderOptions) -> Path:
     store = ResultStore(folder, RENDERING)
     store.open({
         "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "env": vars(config), **describe_region(edit), "seed": options.seed, "tps": options.tps,
+        "env": vars(config), **region_described(edit), "seed": options.seed, "tps": options.tps,
         "precision": compute.precision, **patches.metadata, "versions": versions()},
         options.overwrite)
     with patches.scope(policy):

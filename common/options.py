@@ -264,7 +264,7 @@ def command(options: type[T], function: Callable[[T], Any]) -> Callable[..., int
     """Return the ``main(argv=None)`` of a script, which calls a function with its options.
 
     See ``common.errors.script_main`` for the treatment of errors. ``main.options`` is the class of
-    the options.
+    the options, and ``main.function`` the function.
     """
     @script_main
     def main(argv: list[str] | None = None) -> int:
@@ -277,7 +277,7 @@ def command(options: type[T], function: Callable[[T], Any]) -> Callable[..., int
             print(stop, end="\n" * bool(str(stop)))
             return stop.status
         return 0
-    main.options = options  # type: ignore[attr-defined]
+    main.options, main.function = options, function  # type: ignore[attr-defined]
     return main
 
 

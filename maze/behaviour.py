@@ -211,7 +211,7 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, what: str,
     lines += markdown_table(
         ("levels", "episodes", PLAYED_LABEL, EXACT_LABEL, "cheese first", "region first", "neither",
          "P(cheese) at the decision square", "steps"),
-        [(name, str(len(group)), _with_ends(*share(group[GOT].sum(), len(group))),
+        [(name, str(len(group)), format_interval(*share(group[GOT].sum(), len(group)), ".3f"),
           _mean(group[EXACT_CHEESE], seed),
           *(f"{(group['first'] == first).mean():.3f}" for first in (CHEESE, REGION, NEITHER)),
           _mean(group["p_cheese"], seed), f"{group['steps'].mean():.1f}")
@@ -254,7 +254,7 @@ def _number(row: Any) -> str:
     if np.isnan(row.value):
         return ""
     base = f"; base {row.base:.3f}" if np.isfinite(row.base) else ""
-    return bold(_with_ends(row.value, row.low_95, row.high_95) + base, _beats(row))
+    return bold(format_interval(row.value, row.low_95, row.high_95, ".3f") + base, _beats(row))
 
 
 def _beats(row: Any) -> bool:
@@ -262,13 +262,9 @@ def _beats(row: Any) -> bool:
     return row.low_95 > 0 and row.p_holm <= LEVEL
 
 
-def _with_ends(value: float, low: float, high: float) -> str:
-    return f"{value:.3f}" if np.isnan(low) else format_interval(value, low, high, ".3f")
-
-
 def _mean(values: pd.Series, seed: int) -> str:
     known = values.dropna()
-    return _with_ends(*mean_interval(known, seed)) if len(known) else "-"
+    return format_interval(*mean_interval(known, seed), ".3f") if len(known) else "-"
 
 
 def draw_episodes(path: Path, table: pd.DataFrame, title: str) -> None:

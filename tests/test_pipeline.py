@@ -23,7 +23,6 @@ from conftest import PATIENCE, ROOT, start, wait_for
 from PIL import Image
 
 import run_pipeline
-from common.doctor import chromium
 from common.errors import UserError
 from common.files import save_json, sha256
 from common.options import parser_of
@@ -40,6 +39,7 @@ from pipeline.stage import PathResolver, number_of
 from pipeline.stages import all_stages
 from stats.effects import check_starts
 from tools import pictures
+from tools.browser import chromium
 from tools.compare_outputs import digests
 
 NAME = "<img src=x onerror=alert(1)> & 'it'"

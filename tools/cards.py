@@ -17,8 +17,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from common.errors import UserError, script_main
 from common.files import read_json, save_json
 from common.results import ResultStore
@@ -28,11 +26,11 @@ from generative.card_tables import (
     CARDS,
     card_kinds,
     document_table,
-    format_interval,
     read_card,
 )
 from generative.dream_life import COIN, DEATH, END
 from generative.loss_over_time import LOSS_OVER_TIME
+from stats.report import format_interval
 
 ROOT = Path(__file__).parent.parent
 HORIZON = 16  # actions
@@ -97,9 +95,8 @@ def _ends(judged: dict[str, Any]) -> list[str]:
     cells = [str(judged["real"]), f"{judged['expected']:.1f}"]
     for measure, digits in (("expected_over_real", 2), ("brier", 3), ("skill", 2),
                             ("excess_reliability", 3), ("auc", 2)):
-        estimate = (judged[measure]["value"], *judged[measure]["interval_95"])
-        cells.append(format_interval(digits, *(np.nan if number is None else number
-                                               for number in estimate)))
+        low, high = judged[measure]["interval_95"]
+        cells.append(format_interval(judged[measure]["value"], low, high, f".{digits}f", ""))
     return cells
 
 

@@ -21,6 +21,7 @@ from generative.sample_files import SampleFolder
 from generative.start_optimisation.search import SearchContext
 from generative.start_worlds import rounded
 from stats.bootstrap import ClusterBootstrap, by_episode
+from stats.report import format_interval, format_p
 from stats.significance import holm, mcnemar_p
 
 LEAST = 0.01  # smallest difference of scores that counts; saturated units differ by rounding
@@ -112,5 +113,5 @@ def paired_report(pairs: pd.DataFrame) -> list[str]:
                  "mean difference", "p (sign test)", "p (Holm)"),
                 [(f"{row.penalty:g}", row.outcome, row.compared_with, str(row.groups),
                   str(row.better), str(row.worse),
-                  f"{row.difference:+.2f} ({row.low_95:.2f} to {row.high_95:.2f})", f"{row.p:.2g}",
-                  f"{row.p_holm:.2g}") for row in pairs.itertuples()])]
+                  format_interval(row.difference, row.low_95, row.high_95, "+.2f"),
+                  format_p(row.p), format_p(row.p_holm)) for row in pairs.itertuples()])]

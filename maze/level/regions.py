@@ -80,7 +80,7 @@ def cheese_region(config: EnvConfig, size: int | None,
     return CheeseRegion(size)
 
 
-def describe_region(edit: CheeseRegion | None) -> dict[str, int]:
+def region_described(edit: CheeseRegion | None) -> dict[str, int]:
     """Return the metadata entry ``cheese_region`` of an edit; empty without an edit."""
     return {"cheese_region": edit.size} if edit else {}
 
