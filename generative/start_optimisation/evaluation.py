@@ -136,13 +136,10 @@ def _recorded_begins(context: SearchContext) -> np.ndarray:
 
     In noise, they are the recorded starts nearest to the best beginnings.
     """
-    numbers = range(len(context.objectives))
     if context.space == VECTOR:
-        return np.array([context.begins(number)[0] for number in numbers])
-    with torch.no_grad():
-        vectors = [begin.starts(*(tensor[:1] for tensor in begin.variables))[0]
-                   for begin in map(context.beginnings, numbers)]
-    return context.nearest(torch.cat(vectors).cpu().numpy(), 1)[0][:, 0]
+        return np.array([context.begins(number)[0] for number in range(len(context.objectives))])
+    vectors = torch.cat([vectors[:1] for vectors, _ in context.begin_starts])
+    return context.nearest(vectors.cpu().numpy(), 1)[0][:, 0]
 
 
 def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,

@@ -177,14 +177,12 @@ def search(simulator: Simulator, compute: Compute, objective: Objective, begin: 
 
     Args:
         simulator: simulator on the device of ``compute``.
-        compute: device and precision.
         objective: objective to optimise.
         begin: beginnings of K searches.
         scale: mean and standard deviation of the target over recorded starts.
         density: density of recorded start vectors, which defines the excess term; None for no
             excess term.
         penalty: weight of the excess and end terms.
-        plan: settings of the search.
 
     Returns:
         For each beginning, the best variables of its search, in the form of ``begin.variables``.
@@ -374,6 +372,18 @@ class SearchContext:
             return in_noise(self.simulator, torch.from_numpy(self.prior.seeds[rows]))
         return in_vectors(torch.from_numpy(self.starts.vectors[rows]), self.worlds(rows))
 
+    @functools.cached_property
+    @torch.no_grad()
+    def begin_starts(self) -> list[tuple[Tensor, World | None]]:
+        """Vectors (K, V), and in noise rounded worlds, of the beginnings of each objective."""
+        numbers = range(len(self.objectives))
+        if self.space == VECTOR:
+            return [(torch.from_numpy(self.starts.vectors[self.begins(number)]), None)
+                    for number in numbers]
+        starts = [begin.starts(*(tensor.to(self.compute.device) for tensor in begin.variables))
+                  for begin in map(self.beginnings, numbers)]
+        return [(vectors, None if world is None else rounded(world)) for vectors, world in starts]
+
     def nearest(self, vectors: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the recorded starts nearest to vectors (B, V), see ``RecordedDensity.nearest``.
 
@@ -405,7 +415,6 @@ def write_starts(context: SearchContext, folder: SampleFolder, penalty: float,
     The search stops early after a stop signal.
 
     Args:
-        context: inputs of the searches.
         folder: sample folder for this penalty.
         penalty: weight of the excess and end terms.
         with_videos: write the missing videos as well.
