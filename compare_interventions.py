@@ -21,7 +21,7 @@ from common.cli import count, environments, seed
 from common.devices import Compute
 from common.errors import UserError
 from common.files import sha256
-from common.options import ParameterComputeOptions, ShardOptions, changed, command, option
+from common.options import ParameterComputeOptions, ShardOptions, command, option, redefine
 from common.results import ResultStore
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
@@ -60,7 +60,7 @@ class ComparisonOptions(ConditionOptions, PlayedDirectionOptions, AlterFromOptio
     agent_file: Path = option(help="agent file whose hidden state or layers are altered")
     num_episodes: int = option(
         400, "number of levels to play, or starts to simulate, per alteration", type=count)
-    alter_from_step: int = changed(AlterFromOptions, "alter_from_step", default=1)
+    alter_from_step: int = redefine(AlterFromOptions, "alter_from_step", default=1)
     training_levels: bool = option(
         False, "play the levels of --start_level and --num_levels instead of unseen levels")
     num_envs: int = option(64, "number of episodes played at a time", type=environments)
@@ -141,7 +141,7 @@ def direction_sets(options: ComparisonOptions, testbed: Testbed) -> list[Conditi
     from_step = 0 if options.in_simulator else options.alter_from_step
     sets = (
         ablation_conditions(directions, options.ablations, options.num_controls, projector, sources,
-                            testbed, from_step, options.seed),
+                            testbed.policy.device, from_step, options.seed),
         swap_conditions(options.swaps, options.num_controls, projector, testbed.policy.device,
                         from_step))
     return [dataclasses.replace(conditions, settings={**conditions.settings, **digests})

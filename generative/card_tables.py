@@ -37,6 +37,7 @@ from generative.loss_over_time import (
     SIMULATOR,
     VALUE_CORRELATION,
 )
+from stats.report import format_interval
 
 CARDS = Path(__file__).parent.parent / "pretrained" / "coinrun_hard_simulator" / "card"
 CARD_COLUMNS = {"step": int, "predictor": str, "kind": str, "mean": float, "low_95": float,
@@ -90,17 +91,6 @@ def card_finding(table: pd.DataFrame, facts: Mapping[str, Any], step: int) -> st
         f"{means[POLICY_KL, CONSTANT_POLICY]:.2f}).")
 
 
-def format_interval(digits: int, value: float, low: float, high: float) -> str:
-    """Format a number with its 95 % interval; "" if the number is NaN, and without the interval if
-    this is NaN.
-    """
-    if pd.isna(value):
-        return ""
-    if pd.isna(low):
-        return f"{value:.{digits}f}"
-    return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
 def cells(table: pd.DataFrame, kind: str, predictor: str, steps: Iterable[int],
           digits: int) -> list[str]:
     """Format a measure of a predictor at each of the given steps; "" where it was not measured.
@@ -110,7 +100,7 @@ def cells(table: pd.DataFrame, kind: str, predictor: str, steps: Iterable[int],
     """
     rows = table[(table["kind"] == kind) & (table["predictor"] == predictor)].set_index("step")
     rows = rows.reindex(list(steps))
-    return [format_interval(digits, *values) for values
+    return [format_interval(mean, low, high, f".{digits}f", "") for mean, low, high
             in rows[["mean", "low_95", "high_95"]].itertuples(index=False)]
 
 
@@ -187,7 +177,7 @@ def print_card(table: pd.DataFrame) -> None:
     margins = table[table["kind"] == PSNR_MARGIN]
     for row in margins[margins["step"] == margins["step"].max()].itertuples():
         print(f"PSNR with recorded actions minus {row.predictor} at step {row.step}: "
-              f"{row.mean:+.2f} dB ({row.low_95:.2f} to {row.high_95:.2f})")
+              f"{format_interval(row.mean, row.low_95, row.high_95, '+.2f')} dB")
 
 
 def _objects(table: pd.DataFrame, prefix: str) -> list[tuple[str, str, str]]:

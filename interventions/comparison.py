@@ -176,12 +176,16 @@ class ConditionSet:
         std: standard deviations of the units of each patched layer, by layer name.
         settings: settings that all conditions share, saved in the folder.
         controls: description of the controls, for the report.
+        with_controls: function that maps the size of the change by each condition (``moved``), by
+            name, to the conditions and their controls; None if ``conditions`` includes the
+            controls.
     """
 
     conditions: list[PatchedCondition]
     std: Mapping[str, Units]
     settings: Mapping[str, Any]
     controls: str
+    with_controls: Callable[[Mapping[str, float]], list[PatchedCondition]] | None = None
 
 
 def comparison_store(path: Path) -> ResultStore:
@@ -364,6 +368,9 @@ def run_comparison(store: ResultStore, testbed: Testbed, sets: Sequence[Conditio
                    overwrite: bool, shard: Shard) -> None:
     """Play the conditions whose runs are missing; if there are no shards, also write the results.
 
+    Conditions whose controls depend on the size of their change are played first, by every shard
+    that finds them missing.
+
     Args:
         store: result store of the folder.
         testbed: real levels or simulated starts.
@@ -375,11 +382,42 @@ def run_comparison(store: ResultStore, testbed: Testbed, sets: Sequence[Conditio
         overwrite: delete the previous contents of the folder.
         shard: part of the conditions that this process plays.
     """
-    conditions = [condition for group in sets for condition in group.conditions]
+    std = {layer: values for group in reversed(sets) for layer, values in group.std.items()}
+
+    def play(condition: PatchedCondition) -> dict[str, Any]:
+        return vars(testbed.run(condition.value or [], std))
+
+    first = conditions_of(group for group in sets if group.with_controls)
+    if overwrite or not all(store.has("arm", condition.name) for condition in first):
+        _open_store(store, testbed, sets, settings, description, wording, overwrite, shard)
+        overwrite = False
+        for condition in first:
+            if not store.has("arm", condition.name):
+                store.write("arm", condition.name, value=play(condition))
+    sets = [group if group.with_controls is None else dataclasses.replace(
+        group, conditions=group.with_controls({
+            condition.name: float(read_runs(store, condition.name).moved)
+            for condition in group.conditions})) for group in sets]
+    notes = _open_store(store, testbed, sets, settings, description, wording, overwrite, shard)
+    measure_conditions(store, "arm", [BASELINE, *conditions_of(sets)], play, shard)
+    if shard == WHOLE:
+        write_joined_results(store, notes)
+
+
+def conditions_of(sets: Iterable[ConditionSet]) -> list[PatchedCondition]:
+    """Return the conditions of all sets."""
+    return [condition for group in sets for condition in group.conditions]
+
+
+def _open_store(store: ResultStore, testbed: Testbed, sets: Sequence[ConditionSet],
+                settings: Mapping[str, Any], description: str, wording: Wording,
+                overwrite: bool, shard: Shard) -> dict:
+    """Open the store for conditions, and return the notes for ``write_joined_results``; see
+    ``run_comparison``."""
+    conditions = conditions_of(sets)
     names = [condition.name for condition in conditions]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"the alteration {repeated[0]} is given twice")
-    std = {layer: values for group in reversed(sets) for layer, values in group.std.items()}
     notes = {"arms": [{name: getattr(condition, name)
                        for name in ("name", "label", "pattern", "control")}
                       for condition in conditions],
@@ -389,13 +427,10 @@ def run_comparison(store: ResultStore, testbed: Testbed, sets: Sequence[Conditio
     store.open({**testbed.settings, **settings,
                 **{name: value for group in reversed(sets)
                    for name, value in group.settings.items()}, "versions": versions(),
-                "arms": {condition.name: condition.settings for group in reversed(sets)
-                         for condition in group.conditions}},
+                "arms": {condition.name: condition.settings
+                         for condition in conditions_of(reversed(sets))}},
                overwrite, shard, notes)
-    measure_conditions(store, "arm", [BASELINE, *conditions],
-                       lambda condition: vars(testbed.run(condition.value or [], std)), shard)
-    if shard == WHOLE:
-        write_joined_results(store, notes)
+    return notes
 
 
 def write_joined_results(store: ResultStore, notes: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from agents.patch import Patch
 from common.cli import count
 from common.errors import UserError
 from common.files import sha256
-from common.options import ParameterOptions, changed, option
+from common.options import ParameterOptions, option, redefine
 from interventions.ablations import ABLATIONS, MEAN, RESAMPLE
 from interventions.comparison import ConditionSet, PatchedCondition, Testbed
 from interventions.controls import KINDS, OTHERS, controls_of
@@ -42,7 +42,7 @@ _Swap = tuple[list[int], list[int | None]]  # source directions and target direc
 class ConditionOptions(PatchOptions, ParameterOptions):
     """Options that define interventions and their controls."""
 
-    directions: str | None = changed(
+    directions: str | None = redefine(
         DirectionIdsOptions, "direction_ids",
         help="independent components to ablate, one at a time: numbers, or a range such as 0 to "
              "16, which excludes 16")
@@ -105,13 +105,10 @@ def swap_conditions(swaps: Sequence[str], num_controls: int, projector: Projecto
         from_step: first step of an episode that is altered, from 0.
 
     Raises:
-        UserError: if a swap does not parse or is given twice, a component does not exist, or
-            controls are requested for a projector with a single component.
+        UserError: if a swap does not parse, a component does not exist, or controls are requested
+            for a projector with a single component.
     """
     pairs: list[_Swap] = list(map(_parse_swap, swaps))
-    names = [f"ic_{swap_name(*pair)}" for pair in pairs]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"the alteration {repeated[0]} is given twice")
 
     def make(name: str, label: str, swap: _Swap, turn: int | None = None) -> PatchedCondition:
         turned = projector if turn is None else projector.turned(turn)
@@ -122,10 +119,10 @@ def swap_conditions(swaps: Sequence[str], num_controls: int, projector: Projecto
             {"from": swap[0], "to": swap[1], "turned_by_seed": turn})
 
     patterns = {swap_name(*_renumber(pair)): _renumber(pair) for pair in pairs}
-    conditions = [make(name, ", ".join(f"IC {source} out" if target is None else
+    conditions = [make(f"ic_{swap_name(*pair)}", ", ".join(f"IC {source} out" if target is None else
                                        f"IC {source} to {target}"
                                        for source, target in zip(*pair)), pair)
-                  for name, pair in zip(names, pairs)]
+                  for pair in pairs]
     conditions += [make(f"random_{turn:03d}_{pattern}", f"random {turn}", pair, turn)
                    for pattern, pair in patterns.items() for turn in range(num_controls)]
     return ConditionSet(conditions, {STATE: projector.std}, {},

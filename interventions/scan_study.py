@@ -33,7 +33,6 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from scipy.stats import rankdata
 
 from agents.layers import ALL, layers_named
 from agents.reference_set import random_steps
@@ -61,6 +60,7 @@ from interventions.scan import (
     scan,
     strongest,
 )
+from stats.association import rank_correlations
 from stats.bootstrap import ClusterBootstrap
 from stats.effects import check_starts
 from stats.forest_plot import effect_style, forest_plot
@@ -238,9 +238,8 @@ def agreement(result: Scan, estimates: np.ndarray, seed: int) -> pd.DataFrame:
           all estimates are equal.
         - ``of_means``: Spearman's correlation of the means over frames.
     """
-    of_frames = _rank_correlations(result.effects, estimates)
-    of_means = _rank_correlations(*(values.mean(axis=1, keepdims=True)
-                                    for values in (result.effects, estimates)))
+    of_frames = rank_correlations(result.effects.T, estimates.T)
+    of_means = rank_correlations(result.effects.mean(axis=1), estimates.mean(axis=1))
     defined = np.isfinite(of_frames)
     low, high = ClusterBootstrap(result.levels, seed).interval(
         np.where(defined, of_frames, 0)[None], defined[None])
@@ -248,16 +247,7 @@ def agreement(result: Scan, estimates: np.ndarray, seed: int) -> pd.DataFrame:
         "layer": result.parts[0].layer, "parts": len(result.parts),
         "rank_correlation": of_frames[defined].mean() if defined.any() else np.nan,
         "low_95": low[0], "high_95": high[0],
-        "of_means": of_means[0]}])
-
-
-def _rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return Spearman's correlation of each column of two arrays (S, N): (N,), NaN if constant."""
-    first, second = (ranks - ranks.mean(axis=0) for ranks in (
-        rankdata(values, axis=0) for values in (first, second)))
-    size = np.sqrt((first**2).sum(axis=0) * (second**2).sum(axis=0))
-    return np.divide((first * second).sum(axis=0), size, out=np.full(len(size), np.nan),
-                     where=size > 0)
+        "of_means": float(of_means)}])
 
 
 def _report(title: str, labels: Sequence[str], table: pd.DataFrame, tested: pd.DataFrame,
