@@ -51,12 +51,8 @@ lint: $(VENV)/installed
 benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.agent
 	$(BIN)/python -m benchmarks.simulator
-	$(BIN)/python -m benchmarks.saliency
-	$(BIN)/python -m benchmarks.hidden_state_analysis
 	$(BIN)/python -m benchmarks.mazes
-	$(BIN)/python -m benchmarks.attributions
 	$(BIN)/python -m benchmarks.ranks
-	$(BIN)/python -m benchmarks.growth
 
 web:
 	cd web && npm ci --no-audit --no-fund && npm run build

@@ -27,7 +27,7 @@ from common.cli import count, from_zero, whole
 from common.errors import UserError
 from common.files import sha256
 from common.game_constants import pixels_per_square
-from common.options import SaveDirOptions, changed, command, option
+from common.options import SaveDirOptions, command, option, redefine
 from common.progress import with_progress
 from common.results import ResultStore
 from common.video import write_strip
@@ -70,8 +70,8 @@ class LossOptions(SaveDirOptions, TrainSimulatorOptions):
     hidden: ClassVar[Collection[str]] = tuple(
         name for name in TRAINING_FLAGS if name != "gen_mod_exp_name")
 
-    model_file: Path = changed(TrainSimulatorOptions, "model_file", default=dataclasses.MISSING,
-                               help="simulator file to measure")
+    model_file: Path = redefine(TrainSimulatorOptions, "model_file", default=dataclasses.MISSING,
+                                help="simulator file to measure")
     num_batches: int | None = option(None, "number of batches of held-out windows", type=count,
                                      key="analysis.loss_over_time.num_batches")
     sample_latents: bool = option(

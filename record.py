@@ -178,7 +178,7 @@ def record(options: RecordOptions) -> RolloutFolder:
     patches = open_arm(options.arm, options, policy, config, lambda size, seed: played_reference(
         policy, compute, config, all_levels, size, seed, edit), edit)
     writer = RolloutWriter(folder, {
-        **described(options, config, edit, compute.precision),
+        **describe(options, config, edit, compute.precision),
         "swap": {**swap.description, "from_step": options.alter_from_step} if swap else None,
         **patches.metadata, **({"positions": True} if positions else {}),
         **({"worlds": WORLD_INTERVAL} if worlds else {}),
@@ -211,8 +211,8 @@ def record(options: RecordOptions) -> RolloutFolder:
     return writer.folder
 
 
-def described(options: RecordOptions, config: EnvConfig, edit: CheeseRegion | None,
-              precision: str) -> dict:
+def describe(options: RecordOptions, config: EnvConfig, edit: CheeseRegion | None,
+             precision: str) -> dict:
     """Return the settings of a recording that describe agent, game and action noise."""
     noise, noise_share = options.action_noise(config.env_name)
     return {
@@ -238,7 +238,7 @@ def write_episodes(writer: RolloutWriter, episodes: Iterator[Episode], with_vide
             while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
                 pending.pop(0).result()
             frames += len(episode.actions)
-            solved += episode.level_complete
+            solved += bool(episode.level_complete)
         for future in pending:
             future.result()
     finally:

@@ -99,7 +99,7 @@ def record_samples(options: SampleOptions) -> list[SampleFolder]:
     if not plan.random_start:
         dataset = RolloutDataset(Path(data_dir), plan.num_init_steps, plan.num_steps)
         dataset.check_agent(options.agent_file, policy)
-    settings = described(options, simulator, compute, plan, dataset)
+    settings = describe(options, simulator, compute, plan, dataset)
     sampler = Sampler(simulator, compute, plan, dataset, options.num_starts)
     patches = open_arm(arm, options, policy, None, lambda size, seed: recorded_reference(
         RolloutFolder(Path(data_dir)), sampler.episodes, size, seed))
@@ -141,14 +141,14 @@ def join(options: SampleOptions) -> list[SampleFolder]:
     return folders
 
 
-def described(options: SampleOptions, simulator: Simulator, compute: Compute, plan: SamplingPlan,
-              dataset: RolloutDataset | None) -> dict:
+def describe(options: SampleOptions, simulator: Simulator, compute: Compute, plan: SamplingPlan,
+             dataset: RolloutDataset | None) -> dict:
     """Return the settings of unaltered samples."""
     return {
         **plan.settings(simulator), "agent_file": agent_title(options.agent_file),
         "agent_sha256": agent_sha256(options.agent_file),
         "model_file": options.model_file.name, "model_sha256": sha256(options.model_file),
-        "simulator": simulator.config.described(),
+        "simulator": simulator.config.describe(),
         **({"prior_sha256": prior_sha256(simulator.prior)} if simulator.squares is not None
            else {}),
         "data_dir": options.parameters.common.data_dir if dataset else None,

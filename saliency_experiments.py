@@ -13,7 +13,7 @@ from agents.provenance import agent_digests, agent_sha256
 from common.cli import OneText, count
 from common.errors import Stopped, UserError
 from common.files import sha256, versions
-from common.options import ShardOptions, changed, command, option
+from common.options import ShardOptions, command, option, redefine
 from common.shards import WHOLE
 from generative.config import SaliencyConfig
 from generative.flags import SamplesOptions, SimulatorOptions
@@ -49,7 +49,7 @@ class SaliencyOptions(SimulatorOptions, SamplesOptions, DirectionIdsOptions, Dir
 
     batch_size: int = option(8, "samples per batch", type=count)
     # Gradients are differences of small numbers.
-    precision: str = changed(SimulatorOptions, "precision", default="float32")
+    precision: str = redefine(SimulatorOptions, "precision", default="float32")
     saliency_func_type: tuple[str, ...] | None = option(
         None, f"functions to differentiate: one or several of {', '.join(FUNCTIONS)} (all "
               f"directions of --direction_ids); {DIRECTION}_3 or {DIRECTION}_3_pca for direction 3",

@@ -26,7 +26,7 @@ from analysis.parameters import CLUSTERINGS, BehavioursConfig, PrecomputeOptions
 from analysis.state_maps import CLUSTERED_SHARE, SampleRun
 from common.cli import count, seed
 from common.errors import UserError
-from common.options import changed, command, option
+from common.options import command, option, redefine
 from common.results import ResultStore
 from common.schemas import Array, Entry, Npy, Schema, Table, Text
 from common.step_results import StepResult
@@ -210,7 +210,7 @@ class BehaviourStabilityOptions(EnvCoordinatesOptions):
 
     section: ClassVar[str] = BehavioursConfig.section
 
-    n_clusters: int | None = changed(PrecomputeOptions, "n_clusters")
+    n_clusters: int | None = redefine(PrecomputeOptions, "n_clusters")
     num_draws: int = option(10, "number of draws, at least 2", type=count)
     share: float = option(0.8, "share of the samples in each draw, between 0.5 and 1")
     seed: int = option(0, "seed of all random choices except those of t-SNE", type=seed)

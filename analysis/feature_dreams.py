@@ -24,7 +24,7 @@ from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES, signe
 from common.cli import count
 from common.devices import Compute
 from common.files import sha256
-from common.options import changed, command, option
+from common.options import command, option, redefine
 from common.results import ResultStore
 from common.schemas import Table
 from common.tables import markdown_table
@@ -37,8 +37,7 @@ from generative.start_optimisation.objectives import (
 )
 from generative.start_optimisation.run import FinishedSearch, SearchOptions, run_search
 from generative.start_optimisation.search import SearchContext
-from stats.report import bold
-from stats.significance import share
+from stats.report import bold, format_share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ class FeatureDreamsOptions(SearchOptions):
     activates the feature, and test in the real game whether the feature is active near that start.
     """
 
-    penalty: tuple[float, ...] = changed(SearchOptions, "penalty", default=(1.0,))
+    penalty: tuple[float, ...] = redefine(SearchOptions, "penalty", default=(1.0,))
     features_dir: Path = option(Path("analysis/memory/sparse_features"),
                                 "output folder of analysis/sparse_features.py")
     num_features: int = option(20, "number of features, the strongest first", type=count)
@@ -174,18 +173,12 @@ def dreams_report(dreams: pd.DataFrame, step: int) -> str:
         dreams: result of ``dreams_table``.
         step: step at which features are read.
     """
-    number = len(dreams)
-
-    def of_features(values: pd.Series) -> str:
-        value, low, high = share(int(values.sum()), number)
-        return (f"{100 * value:.0f} % ({100 * low:.0f} to {100 * high:.0f}; {int(values.sum())} of "
-                f"{number})")
 
     lines = ["# Dreams of sparse features", "",
              "One start per feature was optimised through the simulator; a feature is read at step "
              f"{step} after the start. Intervals of shares are Wilson's 95 % intervals. Details: "
              "[report.md](report.md).", "",
-             f"- active in the dream: {of_features(dreams['dreamed'])};"]
+             f"- active in the dream: {format_share(dreams['dreamed'])};"]
     rows: list[tuple[str, Callable]] = [
         ("feature", lambda row: f"[{row.feature}](pictures/order_{row.rank - 1:03d}.png)"),
         ("label", lambda row: bold(signed_label(row.label, row.auc), row.named)),
@@ -195,11 +188,11 @@ def dreams_report(dreams: pd.DataFrame, step: int) -> str:
     if "active" in dreams:
         others = dreams["others_active"].mean()
         lines += [
-            f"- active in the real game near the start: {of_features(dreams['active'])};",
+            f"- active in the real game near the start: {format_share(dreams['active'])};",
             f"- active near the starts of other features: {100 * others:.0f} %, and in "
             f"{100 * dreams['frequency'].mean():.0f} % of all recorded states (means over "
             "features);",
-            f"- active in the best recorded start: {of_features(dreams['recorded_active'])}."]
+            f"- active in the best recorded start: {format_share(dreams['recorded_active'])}."]
         rows += [
             ("in the real game", lambda row: "**active**" if row.active else "not active"),
             ("near other starts", lambda row: f"{100 * row.others_active:.0f} %"),

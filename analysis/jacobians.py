@@ -50,7 +50,7 @@ from analysis.state_plots import COLOUR_MAP, Category, Plane, Quantity
 from analysis.steps import ENDED, SimulatedSteps
 from common.errors import UserError
 from common.game_constants import ACTION_LABELS
-from common.options import changed, option
+from common.options import option, redefine
 from common.progress import with_progress
 from common.schemas import Array, Entry, Npy, Schema
 from common.step_results import STEP_SETTINGS, StepResults
@@ -83,7 +83,7 @@ class GradientOptions(DirectionIdsOptions, SampleAnalysisOptions):
     grad_timestep: int | None = option(
         None, "step, counted from 0, of the states with respect to which gradients are taken",
         key=".grad_timestep")
-    direction_ids: str | None = changed(
+    direction_ids: str | None = redefine(
         DirectionIdsOptions, "direction_ids",
         help="numbers of the components, or a range: 0 to 16 ends before 16")
     without_env_grads: bool = option(False, "use the gradients without paths through the action "

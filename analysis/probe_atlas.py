@@ -29,7 +29,7 @@ from analysis.memory.probe_atlas import (
 from common.cli import count, from_zero, seed
 from common.errors import UserError
 from common.files import versions
-from common.options import ComputeOptions, changed, command, option
+from common.options import ComputeOptions, command, option, redefine
 from common.palette import DPI
 from common.results import ResultStore
 from interventions.probes import split_levels
@@ -51,7 +51,7 @@ class ProbeAtlasOptions(LabelledRecordingOptions):
     seed: int = option(0, "seed of the drawn steps, the split of the levels, the untrained agent, "
                           "the probes and the bootstrap", type=seed)
     output_dir: Path = option(Path("analysis/memory/probe_atlas"), "folder to write to")
-    precision: str = changed(ComputeOptions, "precision", default="float32")
+    precision: str = redefine(ComputeOptions, "precision", default="float32")
 
 
 def write_atlas(options: ProbeAtlasOptions) -> pd.DataFrame:

@@ -27,9 +27,9 @@ from common.options import (
     ComputeOptions,
     OutputFileOptions,
     ParameterComputeOptions,
-    changed,
     command,
     option,
+    redefine,
 )
 from generative.flags import DataOptions
 from interventions.config import DirectionFilesConfig
@@ -83,7 +83,7 @@ class SteeringVectorOptions(DataOptions, DirectionOptions, OutputFileOptions,
     num_states: int = option(1000, "largest number of randomly drawn states per class", type=count)
     vector_file: Path = option(help="file to write, <name>.npz", type=output_file)
     seed: int = option(0, "seed of the choice of states and of the probe", type=seed)
-    precision: str = changed(ComputeOptions, "precision", default="float32")
+    precision: str = redefine(ComputeOptions, "precision", default="float32")
 
 
 def compute_vectors(options: SteeringVectorOptions) -> list[SteeringVector]:

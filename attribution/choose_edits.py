@@ -64,7 +64,7 @@ from attribution.results import (
 from common.cli import check_output, count, from_zero
 from common.errors import UserError
 from common.files import read_bytes, versions
-from common.options import changed, command, option
+from common.options import command, option, redefine
 from common.results import ResultStore
 from common.tables import write_table
 from envs.objects import GameObject
@@ -92,14 +92,14 @@ class ChooseEditsOptions(PlayedLevelsOptions):
         (1.0, 2.0), "strengths of the edits: 1 removes the features, 2 reverses their sign")
     features_dir: Path = option(ANALYSES / "features",
                                 "features of the agent, from python -m attribution.features")
-    num_episodes: int = changed(
+    num_episodes: int = redefine(
         PlayedLevelsOptions, "num_episodes", default=160,
         help="number of candidate levels; edits are tried on the levels that the agent fails "
              "because of the hazard when it is invisible")
     num_controls: int = option(
         0, "number of repetitions of the search with random features; claims need at least 19",
         type=from_zero)
-    seed: int = changed(
+    seed: int = redefine(
         PlayedLevelsOptions, "seed", default=1,
         help="seed of levels and actions; give attribution.failure_causes a different seed, so "
              "that it plays other levels")

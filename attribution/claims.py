@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.stats import spearmanr
 
 from agents.outputs import VALUE
 from attribution.checking.agent_checks import CHECK_FILES
@@ -27,7 +26,7 @@ from attribution.trajectories import AdvantageSettings, Trajectories, advantages
 from common.config import typed
 from common.errors import UserError
 from common.results import ResultStore, Table
-from stats.association import explained
+from stats.association import explained, rank_correlations
 from stats.bootstrap import ClusterBootstrap
 from stats.claims import Claim, ClaimsTable, Finding
 
@@ -292,7 +291,7 @@ def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
                                  for cells in studies.value_cells(name)])  # (N, F + 1)
         shares = totals[:, -1] / np.maximum(totals.sum(axis=1), _TINY)
         yield Finding("steps", f"Spearman correlation, {name}",
-                      float(spearmanr(shares, sizes).statistic), *_NO_INTERVAL, len(shares),
+                      float(rank_correlations(shares, sizes)), *_NO_INTERVAL, len(shares),
                       shown=name == layer)
 
 

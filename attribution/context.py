@@ -27,7 +27,7 @@ from attribution.results import INPUT, LayerFeatures, load_features
 from common.cli import seed, whole
 from common.devices import Compute
 from common.errors import UserError
-from common.options import CheckContentsOptions, ComputeOptions, Options, changed, option
+from common.options import CheckContentsOptions, ComputeOptions, Options, option, redefine
 from interventions.partial_forward import PartialForward
 
 
@@ -47,7 +47,7 @@ class AttributionOptions(CheckContentsOptions, ComputeOptions):
     seed: int = option(0, "seed of all random draws", type=seed)
     overwrite: bool = option(False, "delete the previous contents of the folder")
     dry_run: bool = option(False, "print what would be computed, and stop")
-    precision: str = changed(ComputeOptions, "precision", default="float32")
+    precision: str = redefine(ComputeOptions, "precision", default="float32")
 
     @functools.cached_property
     def compute(self) -> Compute:

@@ -15,7 +15,6 @@ from agents.replay import recorded_game
 from attribution.checking.object_scores import (
     OBJECT_FILES,
     cells_of,
-    finite_or_none,
     has_names,
     kinds_in,
     packed,
@@ -38,6 +37,8 @@ from common.errors import UserError
 from common.files import versions
 from common.options import command, option
 from common.results import ResultStore
+from common.tables import finite_or_none
+from stats.report import format_interval
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,10 +119,11 @@ def score_layer(store: ResultStore, context: AttributionContext, layer: Bottlene
             "features_sha256": own.checksum, "other_features_sha256": other.checksum,
             "difference": difference, "low_95": low, "high_95": high})
     scores = read_names(store, layer.name)
-    score, low, high, chance = (np.nan if scores[key] is None else scores[key] for key in (
-        "score", "score_low_95", "score_high_95", "score_chance"))
-    print(f"{layer.name}: object score {score:.3f} ({low:.3f} to {high:.3f}), by chance "
-          f"{chance:.3f}; features: {', '.join(str(f['name']) for f in scores['features'])}")
+    interval = format_interval(scores["score"], scores["score_low_95"], scores["score_high_95"],
+                               ".3f")
+    chance = format_interval(scores["score_chance"], None, None, ".3f")
+    print(f"{layer.name}: object score {interval}, by chance {chance}; features: "
+          f"{', '.join(str(feature['name']) for feature in scores['features'])}")
 
 
 main = command(ObjectsOptions, score_objects)

@@ -53,6 +53,7 @@ from attribution.trajectories import (
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_LABELS, FRAME_SIZE
 from common.results import ResultStore
+from common.tables import finite_or_none
 
 PRODUCTS = "gradient_activation:"  # prefix of an output's name
 _SCORES = ("auc", "low_95", "high_95", "chance_high")  # columns per feature and kind of object
@@ -369,13 +370,10 @@ def _first_failure(steps: Trajectories, failures: list[dict]) -> tuple[int, int]
 
 
 def _describe(calibration: Calibration) -> dict:
-    return {"slope": _number(calibration.slope), "slope_low_95": _number(calibration.low_95),
-            "slope_high_95": _number(calibration.high_95), "r2": _number(calibration.r2),
+    numbers = {"slope": calibration.slope, "slope_low_95": calibration.low_95,
+               "slope_high_95": calibration.high_95, "r2": calibration.r2}
+    return {**{name: finite_or_none(value) for name, value in numbers.items()},
             "off": calibration.is_off}
-
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def join_contents(content: PageContent, other: PageContent) -> PageContent:

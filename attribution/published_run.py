@@ -7,11 +7,10 @@ an error that gives the reason. The given dictionaries are not modified.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from agents.agent_file import load_agent, read_origin
 from agents.rollout_files import RolloutFolder
@@ -42,7 +41,7 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
         trajectory_bookmarks: int = 16, gae_gamma: float | None = None,
         gae_lambda: float | None = None, env_name: str = "coinrun",
         distribution_mode: str = "hard", use_backgrounds: bool | None = None,
-        start: Callable = subprocess.run, **others: object) -> Path:
+        **others: object) -> Path:
     """Record an agent, find features, compute attributions, and build the page.
 
     Existing results in the folder are reused, and a killed call resumes when it is repeated.
@@ -67,17 +66,14 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
         gae_gamma, gae_lambda: discount and lambda of the advantages; by default those of the agent.
         env_name, distribution_mode, use_backgrounds: game and mode; backgrounds are by default as
             in the agent file.
-        start: function that runs a command, like ``subprocess.run``.
         **others: unsupported keywords, which raise an error.
 
     Returns:
         Path of the page.
 
     Raises:
-        UserError: if a keyword is not supported, ``layer_kwargs`` selects no layer, or the agent
-            file cannot be read.
-        subprocess.CalledProcessError: if a script fails, for example because the published
-            checkpoint cannot be read; the script has printed the reason.
+        UserError: if a keyword is not supported, ``layer_kwargs`` selects no layer, or a file
+            cannot be read.
     """
     folder = Path(output_dir)
     _with_defaults(others, {})
@@ -86,47 +82,43 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
     observations = _with_defaults(observations_kwargs, {"num_envs": 32, "num_obs": 128})
     filters = _with_defaults(layer_kwargs, {"name_contains_one_of": None, "discard_first_n": 0,
                                             "input_layer_include": False})
-
-    def script(*words: object) -> None:
-        path = os.pathsep.join(filter(None, (
-            str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
-        start([sys.executable, "-m", *map(str, words)], check=True,
-              env={**os.environ, "PYTHONPATH": path})
-
     agent = Path(checkpoint_path)
     if agent.suffix != ".pth":
         agent = folder / "model.pth"
         if not agent.exists():
-            script("attribution.published", checkpoint_path, "--output", agent)
+            _call("attribution.published", checkpoint=checkpoint_path, output=agent)
     layers = _select_layers(agent, filters)
     if use_backgrounds is None:
         use_backgrounds = bool(read_origin(agent).use_backgrounds)
     needed = trajectories["num_envs"] * trajectories["num_steps"]
     data, episodes = RolloutFolder(folder / "recording" / "data"), 32
     while loading["resample"]:
-        script("record", "--model_file", agent, "--logdir", data.path.parent, "--num_episodes",
-               episodes, "--env_name", env_name, "--distribution_mode", distribution_mode,
-               "--no_action_noise", "--no_videos",
-               *(["--use_backgrounds"] if use_backgrounds else []))
+        _call("record", agent_file=agent, logdir=data.path.parent, num_episodes=episodes,
+              env_name=env_name, distribution_mode=distribution_mode, no_action_noise=True,
+              no_videos=True, use_backgrounds=use_backgrounds)
         if len(data.index()) - episodes >= needed:
             break
         episodes *= 2
-    inputs = ("--agent_file", agent, "--data_dir", data.path)
-    script("attribution.features", *inputs, "--layers", *layers, "--num_observations",
-           observations["num_envs"] * observations["num_obs"], "--nmf_features", nmf_features,
-           "--output_dir", folder / "features")
-    features = ("--features_dir", folder / "features")
-    script("attribution.attribute", *inputs, *features, "--layers",
-           *([INPUT] if filters["input_layer_include"] else []), *layers, "--outputs",
-           "value", *(["policy"] if attr_policy else []),
-           "--num_trajectories", trajectories["num_envs"],
-           "--num_steps", trajectories["num_steps"], "--integrate_steps", attr_integrate_steps,
-           "--output_dir", folder / "attribution")
-    script("attribution.page", *inputs, *features, "--attribution_dir", folder / "attribution",
-           "--bookmarks", trajectory_bookmarks, "--output_dir", folder / "page",
-           *(["--gamma", gae_gamma] if gae_gamma is not None else []),
-           *(["--lmbda", gae_lambda] if gae_lambda is not None else []))
+    inputs = {"agent_file": agent, "data_dir": data.path}
+    _call("attribution.features", **inputs, layers=layers,
+          num_observations=observations["num_envs"] * observations["num_obs"],
+          nmf_features=nmf_features, output_dir=folder / "features")
+    inputs["features_dir"] = folder / "features"
+    _call("attribution.attribute", **inputs,
+          layers=[*([INPUT] if filters["input_layer_include"] else []), *layers],
+          outputs=["value", *(["policy"] if attr_policy else [])],
+          num_trajectories=trajectories["num_envs"], num_steps=trajectories["num_steps"],
+          integrate_steps=attr_integrate_steps, output_dir=folder / "attribution")
+    _call("attribution.page", **inputs, attribution_dir=folder / "attribution",
+          bookmarks=trajectory_bookmarks, gamma=gae_gamma, lmbda=gae_lambda,
+          output_dir=folder / "page")
     return folder / "page" / "index.html"
+
+
+def _call(script: str, **values: Any) -> None:
+    """Call a script's function with options."""
+    main = importlib.import_module(script).main
+    main.function(main.options(**values))
 
 
 def _with_defaults(values: Mapping | None, defaults: Mapping) -> dict:

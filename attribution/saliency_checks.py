@@ -60,7 +60,7 @@ from common.cli import count
 from common.devices import Compute
 from common.errors import UserError
 from common.files import sha256
-from common.options import changed, command, option
+from common.options import command, option, redefine
 from common.palette import DPI
 from common.progress import with_progress
 from common.results import Array, Entry, File, Npz, ResultStore, Schema, Table, Text
@@ -107,7 +107,7 @@ class SaliencyChecksOptions(SimulatorOptions):
         40, "number of these pairs for which agents with random weights predict, too")
     overwrite: bool = option(False, "delete the previous contents of the output folder")
     output_dir: Path = option(ANALYSES / "saliency_checks", "folder to write to")
-    precision: str = changed(SimulatorOptions, "precision", default="float32")
+    precision: str = redefine(SimulatorOptions, "precision", default="float32")
 
 
 class Study:

@@ -36,12 +36,12 @@ from agents.patch import BatchInfo
 from agents.ppo import Collector, Rollout, update
 from benchmarks.harness import (
     AGENT,
-    cost_of,
     measure_apart,
     measure_in_turns,
     parts_to_measure,
     run_script,
     say,
+    seconds_of,
 )
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.distributed import SINGLE, Distributed
@@ -146,7 +146,7 @@ def environment_seconds() -> float:
             env.act(step_actions)
             env.observe()
 
-    return cost_of(play).seconds
+    return seconds_of(play)
 
 
 def measure_kickstarting() -> None:
@@ -185,7 +185,7 @@ def measure_hooks() -> None:
 
     def forward(scope) -> float:
         with scope(), batch_info(policy, info):
-            return cost_of(run_policy, policy, FLOAT32, frames, hidden).cpu
+            return seconds_of(run_policy, policy, FLOAT32, frames, hidden)
 
     seconds = measure_in_turns({name: functools.partial(forward, scope)
                                 for name, scope in scopes.items()}, HOOKED_REPEATS)
@@ -203,7 +203,7 @@ def measure_scan() -> None:
     scan(policy, FLOAT32, parts_of(policy, SCANNED_LAYERS[:1], "layer"), scanned, value)  # warm-up
     parts = parts_of(policy, SCANNED_LAYERS, "channel")
     say(f"scan: {len(parts) * SCANNED_FRAMES} patched passes in "
-        f"{cost_of(scan, policy, FLOAT32, parts, scanned, value)}")
+        f"{seconds_of(scan, policy, FLOAT32, parts, scanned, value):.1f} s")
 
 
 PARTS = {"training": measure_training, "kickstarting": measure_kickstarting,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import multiprocessing
 import tempfile
@@ -20,9 +19,7 @@ import torch
 
 import record
 
-ROOT = Path(__file__).parent.parent
-AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
-SIMULATOR = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
+AGENT = Path(__file__).parent.parent / "pretrained" / "coinrun_hard" / "model.pth"
 
 Part = TypeVar("Part")
 say = functools.partial(print, flush=True)
@@ -98,51 +95,14 @@ def _result_of(call: Callable[[], Future]) -> Any:
     return call().result()
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """Cost of a function call.
-
-    Attributes:
-        seconds: wall time in seconds, which other processes on the machine may increase.
-        cpu: processor time in seconds.
-        memory: peak memory of the process so far, in gigabytes.
-    """
-
-    seconds: float
-    cpu: float
-    memory: float
-
-    def __str__(self) -> str:
-        return (f"{self.seconds:.1f} s, {self.cpu:.1f} s of processor time, {self.memory:.2f} GB "
-                "at its peak")
-
-
-def cost_of(work: Callable[..., object], *args: object) -> Cost:
-    """Call a function and return the cost of the call."""
-    start, cpu = time.perf_counter(), time.process_time()
-    work(*args)
-    return Cost(time.perf_counter() - start, time.process_time() - cpu, peak_memory())
-
-
-def cost_apart(work: Callable[..., object], *args: object) -> Cost:
-    """Call a function in a separate process and return the cost of the call."""
-    with separate_process(functools.partial, cost_of, work) as call:
-        return call(*args).result()
-
-
-def seconds_of(work: Callable[[], object], repeats: int = 3) -> float:
-    """Return the wall time of the fastest of several calls, in seconds."""
-    return min(cost_of(work).seconds for _ in range(repeats))
-
-
-def peak_memory() -> float:
-    """Return the peak memory of this process in gigabytes, from the kernel's VmHWM.
-
-    ``getrusage`` would return the memory of the parent process if that was larger.
-    """
-    lines = Path("/proc/self/status").read_text().splitlines()
-    kibibytes = next(line.split()[1] for line in lines if line.startswith("VmHWM:"))
-    return int(kibibytes) * 1024 / 1e9
+def seconds_of(work: Callable[..., object], *args: object, repeats: int = 1) -> float:
+    """Call a function, and return the wall time of the fastest call in seconds."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work(*args)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def run_script(main: Callable[[list[str]], int | None], *argv: object) -> None:

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from agents.networks import build_policy
-from benchmarks.harness import cost_of, say, seconds_of
+from benchmarks.harness import say, seconds_of
 from common.devices import resolve_compute
 from maze.field.fields import FrameSource, drawn_frames, stamp_frames, vector_field
 from maze.level.state import MazeState, stock_state
@@ -38,17 +37,17 @@ def main() -> None:
     some = states[:NUM_DRAWN]
     stamped = frames_of(some, stamp_frames)  # also reads or renders the stamps
     assert np.array_equal(stamped, frames_of(some, drawn_frames))
-    stamps, drawn = (seconds_of(functools.partial(frames_of, some, source)) / len(stamped)
+    stamps, drawn = (seconds_of(frames_of, some, source, repeats=3) / len(stamped)
                      for source in (stamp_frames, drawn_frames))
     say(f"frames: {1e6 * stamps:.1f} us each from stamps, {1e6 * drawn:.0f} us through "
         f"set_state, {drawn / stamps:.0f} times as long")
     compute = resolve_compute("cpu", precision="float32")
     torch.manual_seed(0)
     policy = build_policy("impala", 64, False, True)
-    cost = cost_of(lambda: [vector_field(policy, compute, state) for state in states])
+    seconds = seconds_of(lambda: [vector_field(policy, compute, state) for state in states])
     num = sum(len(state.grid.squares(without_cheese=True)) for state in states)
-    say(f"fields: {cost.seconds:.1f} s for {NUM_LEVELS} hard levels from stamps, {num} frames, "
-        f"{num / cost.seconds:.0f} frames/s")
+    say(f"fields: {seconds:.1f} s for {NUM_LEVELS} hard levels from stamps, {num} frames, "
+        f"{num / seconds:.0f} frames/s")
 
 
 if __name__ == "__main__":

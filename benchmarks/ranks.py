@@ -28,11 +28,11 @@ import torch.distributed as dist
 from agents.config import AgentConfig, load_agent_config
 from benchmarks.agent import Training
 from benchmarks.harness import (
-    cost_of,
     measure_in_turns,
     parts_to_measure,
     recorded,
     say,
+    seconds_of,
     separate_process,
 )
 from benchmarks.simulator import NUM_STEPS, settings_for, some_batch
@@ -76,7 +76,7 @@ class TrainingProcess:
         self._repeat(self._unmeasured)
         if self._world.is_distributed:
             dist.barrier()
-        return cost_of(self._repeat, self._measured).seconds
+        return seconds_of(self._repeat, self._measured)
 
     def _repeat(self, times: int) -> None:
         for _ in range(times):

@@ -11,7 +11,6 @@ machine drifts, and in separate processes.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch import Tensor
 
 import generative.networks
 from agents.provenance import agent_sha256
-from benchmarks.harness import AGENT, cost_of, measure_apart, recorded, say, seconds_of
+from benchmarks.harness import AGENT, measure_apart, recorded, say, seconds_of
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.distributed import SINGLE, Distributed
 from common.parameters import ParameterSet
@@ -119,7 +118,7 @@ class Training:
         self.windows = some_batch(self.run.dataset, batch_size)
 
     def __call__(self) -> float:
-        return cost_of(self.run.one_batch, self.windows).seconds
+        return seconds_of(self.run.one_batch, self.windows)
 
 
 def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
@@ -178,7 +177,7 @@ def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -
             scalar = part()
         scalar.backward()
 
-    shares = {name: seconds_of(functools.partial(forward_and_backward, part)) / seconds
+    shares = {name: seconds_of(forward_and_backward, part, repeats=3) / seconds
               for name, part in parts.items()}
     say("  where the time goes: "
         + ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())

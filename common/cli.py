@@ -43,35 +43,11 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that shows defaults in ``--help`` and rejects abbreviated flags.
-
-    A flag may override a parameter of the parameter set: pass the parameter's dotted name to
-    ``add_argument``, for example ``key="gen_model.lr"``.
-    """
+    """Argument parser that shows defaults in ``--help`` and rejects abbreviated flags."""
 
     def __init__(self, description: str):
-        self._keys: dict[str, str] = {}  # dotted names of parameters, by attribute of the flag
         super().__init__(description=description, allow_abbrev=False,
                          formatter_class=_HelpFormatter)
-
-    def add_argument(self, *names: str, key: str | None = None, **options) -> argparse.Action:
-        """Add a flag; ``key`` is the dotted name of the parameter that the flag overrides."""
-        if key is not None:
-            options["help"] += " (default: from the parameter set)"
-        action = super().add_argument(*names, **options)
-        if key is not None:
-            self._keys[action.dest] = key
-        return action
-
-    def hide(self, *names: str) -> None:
-        """Hide from ``--help`` flags that exist only for compatibility with published commands.
-
-        Args:
-            names: attributes of the flags in the parsed namespace.
-        """
-        for action in self._actions:
-            if action.dest in names:
-                action.help = argparse.SUPPRESS
 
     def error(self, message: str) -> NoReturn:
         """Print usage and message, without the middle of long values, and exit with status 2."""

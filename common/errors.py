@@ -27,7 +27,6 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     The hint lists all choices if none is similar.
     """
     choices = sorted(choices)
-    name = name.replace("clarity", "attribution")  # former package name
     match = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     if match:
         return f" (did you mean '{match[0]}'?)"

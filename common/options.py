@@ -23,6 +23,7 @@ import argparse
 import dataclasses
 import functools
 import inspect
+import numbers
 import types
 import typing
 from collections.abc import Callable, Collection, Sequence
@@ -44,6 +45,8 @@ from common.shards import WHOLE, Shard, shard
 
 _OPTION = "option"  # key of a field's metadata
 _REQUIRED: Any = dataclasses.MISSING
+
+_PLAIN = (str, Path, numbers.Real)  # types of values that are converted as texts of flags are
 
 T = TypeVar("T", bound="Options")
 
@@ -83,7 +86,7 @@ def option(default: Any = _REQUIRED, help: str = "", *,
     return dataclasses.field(default=default, metadata={_OPTION: flag})
 
 
-def changed(base: type[Options], name: str, **changes: Any) -> Any:
+def redefine(base: type[Options], name: str, **changes: Any) -> Any:
     """Define a field like that of a base class, with some other arguments of ``option``."""
     [field] = (field for field in dataclasses.fields(base) if field.name == name)
     flag = field.metadata[_OPTION]
@@ -99,11 +102,13 @@ class Options:
     of its script.
 
     Values are converted and checked as those of flags are: paths can be strings, and tuples any
-    sequences.
+    sequences or single values.
 
     Attributes:
         hidden: names of the options that ``--help`` does not show.
-        ignored: flags without effect that published commands pass. They are no fields.
+        ignored: flags without effect that published commands pass; ``docs/differences.md`` lists
+            them. They are not fields.
+        given: names of the options that were given in the call or on the command line.
 
     Raises:
         UserError: if a value is not allowed; the message names the option.
@@ -112,43 +117,43 @@ class Options:
     hidden: ClassVar[Collection[str]] = ()
     ignored: ClassVar[Collection[str]] = ()
 
+    given: frozenset[str] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __new__(cls, **values: Any):
+        options = super().__new__(cls)
+        object.__setattr__(options, "given", frozenset(values))
+        return options
+
     def __post_init__(self):
-        for field, flag, kind in _fields(type(self)):
+        for field, flag, kind in self._fields():
             value = getattr(self, field.name)
             if value is None:
                 continue
-            if _is_tuple(kind) and not isinstance(value, str):
-                value = tuple(_checked(field.name, flag, kind, item) for item in value)
+            if _is_tuple(kind):
+                items = (value,) if isinstance(value, _PLAIN) else value
+                value = tuple(_checked(field.name, flag, _item_type(kind), item) for item in items)
             else:
                 value = _checked(field.name, flag, kind, value)
             object.__setattr__(self, field.name, value)
 
     @property
-    def given(self) -> frozenset[str]:
-        """Names of the options that were given on the command line or, in Python, differ from their
-        defaults."""
-        if (found := vars(self).get("_given")) is not None:
-            return found
-        return frozenset(field.name for field, _, _ in _fields(type(self))
-                         if getattr(self, field.name) != field.default)
-
-    @property
     def values(self) -> dict[str, Any]:
         """Values of all options by name."""
-        return {field.name: getattr(self, field.name) for field, _, _ in _fields(type(self))}
+        return {field.name: getattr(self, field.name) for field, _, _ in self._fields()}
 
-
-def _fields(options: type[Options]) -> list[tuple[dataclasses.Field, _Flag, Any]]:
-    """Return the fields of ``options`` with their flags and types, those of base classes last."""
-    kinds = typing.get_type_hints(options)
-    own: dict[str, None] = {}
-    for kind in options.__mro__:
-        for name in vars(kind).get("__annotations__", ()):
-            own.setdefault(name, None)
-    by_name = {field.name: field for field in dataclasses.fields(options)}
-    return [(by_name[name], _in_section(options, by_name[name].metadata[_OPTION]),
-             _without_none(kinds[name]))
-            for name in own if name in by_name and _OPTION in by_name[name].metadata]
+    @classmethod
+    @functools.cache
+    def _fields(cls) -> list[tuple[dataclasses.Field, _Flag, Any]]:
+        """Return the fields with their flags and types, those of base classes last."""
+        kinds = typing.get_type_hints(cls)
+        own: dict[str, None] = {}
+        for kind in cls.__mro__:
+            for name in vars(kind).get("__annotations__", ()):
+                own.setdefault(name, None)
+        by_name = {field.name: field for field in dataclasses.fields(cls)}
+        return [(by_name[name], _in_section(cls, by_name[name].metadata[_OPTION]),
+                 _without_none(kinds[name]))
+                for name in own if name in by_name and _OPTION in by_name[name].metadata]
 
 
 def _in_section(options: type[Options], flag: _Flag) -> _Flag:
@@ -178,14 +183,17 @@ def _item_type(kind: Any) -> Any:
 
 def _checked(name: str, flag: _Flag, kind: Any, value: Any) -> Any:
     """Convert and check a value, or an item of a tuple."""
-    kind = _item_type(kind)
-    if flag.type is not None and isinstance(value, (str, int, float, Path)):
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise UserError(f"{name}: must be True or False, not {value!r}")
+        return value
+    if isinstance(value, _PLAIN):
         try:
-            value = flag.type(str(value))
-        except (argparse.ArgumentTypeError, ValueError) as error:
+            value = (flag.type or kind)(str(value))
+        except argparse.ArgumentTypeError as error:
             raise UserError(f"{name}: {error}") from None
-    elif kind is Path and isinstance(value, str):
-        value = Path(value)
+        except ValueError:
+            raise UserError(f"{name}: invalid value {value!r}") from None
     if flag.choices is not None and value not in flag.choices:
         raise UserError(f"unknown {name} '{value}'{nearest(str(value), map(str, flag.choices))}")
     return value
@@ -194,20 +202,22 @@ def _checked(name: str, flag: _Flag, kind: Any, value: Any) -> Any:
 def parser_of(options: type[Options]) -> Parser:
     """Create the parser of a script's flags."""
     parser = Parser(inspect.getdoc(options).partition("\n\n")[0])  # type: ignore[union-attr]
-    for field, flag, kind in _fields(options):
-        _add_flag(parser, field, flag, kind)
+    for field, flag, kind in options._fields():
+        _add_flag(parser, field, flag, kind, field.name in options.hidden)
     for name in _ignored(options):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
-    parser.hide(*options.hidden)
     return parser
 
 
-def _add_flag(parser: Parser, field: dataclasses.Field, flag: _Flag, kind: Any) -> None:
+def _add_flag(parser: Parser, field: dataclasses.Field, flag: _Flag, kind: Any,
+              is_hidden: bool) -> None:
     """Add the flag of a field."""
     names = flag.names or (f"--{field.name}",)
     settings: dict[str, Any] = {"help": flag.help, **flag.others}
-    if flag.key is not None:
-        settings["key"] = flag.key
+    if is_hidden:
+        settings["help"] = argparse.SUPPRESS
+    elif flag.key is not None:
+        settings["help"] += " (default: from the parameter set)"
     if kind is bool:
         if field.default is True and not flag.names:
             names = (f"--no_{field.name}",)
@@ -247,18 +257,14 @@ def parse(options: type[T], argv: list[str] | None) -> T:
     """
     parser = parser_of(options)
     values = vars(parser.parse_args(argv))
-    for name in _ignored(options):
-        del values[name]
-    parsed = options(**values)
-    object.__setattr__(parsed, "_given", frozenset(parser.explicit(argv)))
-    return parsed
+    return options(**{name: values[name] for name in parser.explicit(argv) - {*_ignored(options)}})
 
 
 def command(options: type[T], function: Callable[[T], Any]) -> Callable[..., int]:
     """Return the ``main(argv=None)`` of a script, which calls a function with its options.
 
-    An integer that the function returns is the exit status. See ``common.errors.script_main`` for
-    the treatment of errors. The function has the options as attribute ``options``.
+    See ``common.errors.script_main`` for the treatment of errors. ``main.options`` is the class of
+    the options, and ``main.function`` the function.
     """
     @script_main
     def main(argv: list[str] | None = None) -> int:
@@ -266,24 +272,18 @@ def command(options: type[T], function: Callable[[T], Any]) -> Callable[..., int
         if isinstance(parsed, LogOptions):
             set_up_logging(parsed.log_level)
         try:
-            status = function(parsed)
+            function(parsed)
         except Stopped as stop:
             print(stop, end="\n" * bool(str(stop)))
             return stop.status
-        return status if isinstance(status, int) else 0
-    main.options = options  # type: ignore[attr-defined]
+        return 0
+    main.options, main.function = options, function  # type: ignore[attr-defined]
     return main
-
-
-def script_parser(script: types.ModuleType) -> Parser:
-    """Return the parser of a script's flags."""
-    options = getattr(script.main, "options", None)
-    return script.parser() if options is None else parser_of(options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogOptions(Options):
-    """Options of messages."""
+    """Options of logging."""
 
     log_level: str = option("info", "logging level: debug, info, warning, error, or a number as in "
                                     "Python's logging")
@@ -338,7 +338,7 @@ class ParameterOptions(Options):
             UserError: if the parameter set does not exist or has an unknown key, or the recording's
                 description is damaged.
         """
-        keys = {field.name: flag.key for field, flag, _ in _fields(type(self))
+        keys = {field.name: flag.key for field, flag, _ in self._fields()
                 if flag.key is not None}
         overrides = {key: value for name, key in keys.items()
                      if (value := getattr(self, name)) is not None}
@@ -355,8 +355,8 @@ class ParameterOptions(Options):
 class ParameterComputeOptions(ParameterOptions, ComputeOptions):
     """Options of a script whose parameter set names the default device."""
 
-    device: str | None = changed(ComputeOptions, "device", default=None, key="device")
-    gpu_device: int | None = changed(ComputeOptions, "gpu_device", default=None, key="gpu_device")
+    device: str | None = redefine(ComputeOptions, "device", default=None, key="device")
+    gpu_device: int | None = redefine(ComputeOptions, "gpu_device", default=None, key="gpu_device")
 
     def compute_in(self, precision: str, local_rank: int = 0) -> Compute:
         """Return the device and another precision; see ``resolve_compute``."""

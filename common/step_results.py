@@ -198,8 +198,9 @@ class StepResults:
 
     def finish(self) -> None:
         """Move all results to their final paths, write the settings, and print the paths."""
-        paths = sorted(path for path in self._steps.path.iterdir()
-                       if path.suffix != ".json" and path.name != LOCK_NAME)
+        records = {LOCK_NAME, self.settings_file.name,
+                   *(f"step_{name}.json" for name in self.facts)}
+        paths = sorted(path for path in self._steps.path.iterdir() if path.name not in records)
         self.settings_file.unlink(missing_ok=True)
         for path in paths:
             (self.path / path.name).unlink(missing_ok=True)

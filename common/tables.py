@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,11 @@ from common.files import MAX_REASON, atomic_path, read_bytes
 
 _LARGEST = float(np.finfo(np.float32).max)
 _TRUTH = {"True": 1, "False": 0, "1.0": 1, "0.0": 0, "1": 1, "0": 0}
+
+
+def finite_or_none(value: float | np.floating) -> float | None:
+    """Convert a number for JSON: return None if it is not finite."""
+    return float(value) if math.isfinite(value) else None
 
 
 def markdown_escaped(text: str) -> str:

@@ -185,7 +185,7 @@ class SimulatorConfig:
             raise UserError("the spatial architecture has no latent variables: stoch_dim and "
                             "stoch_discrete must be 1")
 
-    def described(self) -> dict:
+    def describe(self) -> dict:
         """Return the fields by name, without those of worlds if there are none, so that settings
         saved before there were worlds compare equal."""
         fields = dataclasses.asdict(self)

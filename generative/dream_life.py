@@ -25,6 +25,7 @@ from agents.rollout_files import RolloutFolder
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
+from common.tables import finite_or_none
 from envs.procgen_env import LevelSlots
 from generative import realism
 from generative.batches import in_batches
@@ -37,6 +38,7 @@ from generative.start_worlds import check_prior, sampled_world, world_seeds
 from generative.world_tables import Table, as_json, event_probability
 from stats.association import estimate
 from stats.bootstrap import ClusterBootstrap
+from stats.report import format_interval
 
 COIN, DEATH, NEITHER = OUTCOMES = ("coin", "death", "neither")
 END = "end"  # by a coin or a death
@@ -377,7 +379,8 @@ def _summary_of(table: pd.DataFrame, seed: int) -> dict:
              for world in ("real", "dream")]
     equal = sorted(next((step for step, (real, dream) in enumerate(zip(*pair)) if real != dream),
                         math.inf) for pair in zip(*taken))
-    return {**summary, "median_divergence": _number(equal[(len(equal) - 1) // 2]), "actions": {
+    median = finite_or_none(equal[(len(equal) - 1) // 2])
+    return {**summary, "median_divergence": median, "actions": {
         world: (np.bincount(actions, minlength=NUM_ACTIONS) / max(len(actions), 1)).tolist()
         for world, actions in zip(("real", "dream"), map(np.concatenate, taken))}}
 
@@ -446,13 +449,6 @@ def print_lives(summary: dict) -> None:
 
 
 def _interval(measured: dict) -> str:
-    """Format an estimate from JSON, "undefined" for None."""
-    if measured["value"] is None:
-        return "undefined"
-    low, high = (np.nan if end is None else end for end in measured["interval_95"])
-    return f"{measured['value']:.2f} ({low:.2f} to {high:.2f})"
-
-
-def _number(value: float) -> float | None:
-    """Return a value for JSON: None if it is not finite."""
-    return value if np.isfinite(value) else None
+    """Format an estimate from JSON."""
+    low, high = measured["interval_95"]
+    return format_interval(measured["value"], low, high, ".2f", "undefined")

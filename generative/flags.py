@@ -13,8 +13,8 @@ from common.options import (
     CheckContentsOptions,
     ParameterComputeOptions,
     ParameterOptions,
-    changed,
     option,
+    redefine,
 )
 from generative.config import LR_DECAYS, SAMPLE_STARTS, SimulatorConfig
 from generative.sample_files import SampleFolder
@@ -86,8 +86,8 @@ class SimulatorOptions(TrainSimulatorOptions):
 
     hidden: ClassVar[Collection[str]] = TRAINING_FLAGS
 
-    model_file: Path = changed(TrainSimulatorOptions, "model_file", default=dataclasses.MISSING,
-                               help="simulator file")
+    model_file: Path = redefine(TrainSimulatorOptions, "model_file", default=dataclasses.MISSING,
+                                help="simulator file")
     batch_size: int = option(32, "samples per batch", type=count)
 
     def open_simulator(self, compute: Compute | None = None) -> Simulator:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from common.tables import finite_or_none
 from stats.association import Estimate, estimate, ratio
 from stats.bootstrap import ClusterBootstrap
+from stats.report import format_interval
 
 Table = dict[str, Any]
 """Measures by name: estimates, numbers, texts, or further tables."""
@@ -58,14 +60,14 @@ def as_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: as_json(part) for name, part in value.items()}
     if isinstance(value, (float, np.floating)):
-        return float(value) if np.isfinite(value) else None
+        return finite_or_none(value)
     return value
 
 
 def print_tables(tables: Table) -> None:
     """Print one line per measure, with its 95 % interval."""
     for name, value in _lines(tables, ""):
-        text = (f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"
+        text = (format_interval(value.value, value.low, value.high, ".3f")
                 if isinstance(value, Estimate) else
                 f"{value:.3f}" if isinstance(value, float) else str(value))
         print(f"{name}: {text}")

@@ -11,12 +11,12 @@ frozen     the ablation of the published experiment: the part of each step's cha
            along the component is removed, so c keeps the value that enters the first ablated step
 =========  =======================================================================================
 
-The value at which *frozen* holds a coordinate can lie far outside the recorded ones. Its effects
-then show that the agent cannot play in such states, and not what the component does. So mean and
-resample ablation are the standard, and *frozen* is kept for comparison with the publication.
+*Frozen* can hold a coordinate at a value far outside the recorded ones. Its effects then show that
+the agent cannot play in such states, and not what the component does. So mean and resample ablation
+are the standard, and *frozen* is kept for comparison with the publication.
 
 A control moves the state in the same steps along a random direction (``Projector.turned``), each
-time by the mean distance by which the ablation moves it, in standard deviations of the units:
+time about as far as the ablation does on average, in standard deviations of the units:
 towards the mean (mean), towards the coordinate of a recorded state (resample), or always in one
 sense (frozen). The distance is that of a run with the ablation, because the network restores some
 components and not others. Without it, components whose ablation moves the state far would be
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -39,17 +39,17 @@ from torch import Tensor
 
 from agents.layers import STATE
 from agents.patch import Patch, PatchContext, PatchFn, Selection
+from agents.testbed import Condition
 from common.errors import UserError
-from interventions.comparison import ConditionSet, PatchedCondition, Testbed
+from interventions.comparison import ConditionSet
 from interventions.flags import swap_name
 from interventions.patches import ChangeState
 from interventions.projector import Projector
-from stats.effects import Condition
 
 MEAN, RESAMPLE, FROZEN = "mean", "resample", "frozen"
 ABLATIONS = (MEAN, RESAMPLE, FROZEN)
 _LABELS = {MEAN: "IC {} at its mean", RESAMPLE: "IC {} resampled", FROZEN: "IC {} frozen"}
-_WIDEST = 1.25 ** 2  # largest ratio of the distances of ablations that share controls
+_RATIO = 1.25 ** 2  # ratio of successive distances of controls
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,13 +106,13 @@ class SetCoordinate(Patch):
 
 
 def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_controls: int,
-                        projector: Projector, sources: np.ndarray | None, testbed: Testbed,
-                        from_step: int, seed: int) -> ConditionSet:
-    """Return one condition per kind of ablation and component, then the controls. Each ablation is
-    played once to measure its distance.
+                        projector: Projector, sources: np.ndarray | None,
+                        device: torch.device | str, from_step: int, seed: int) -> ConditionSet:
+    """Return one condition per kind of ablation and component; their controls follow when the
+    distances are known.
 
-    Ablations of one kind share controls if their distances differ by at most a quarter from the
-    geometric mean of the smallest and the largest of them, which is the controls' distance.
+    The distances of controls are the powers of ``_RATIO``. Ablations of one kind whose distances
+    have the same nearest power share controls, so they differ from them by at most a quarter.
 
     Args:
         directions: numbers of the components.
@@ -120,7 +120,7 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
         num_controls: number of controls of each ablation.
         projector: projector onto the components.
         sources: coordinates of the recorded states (N, k), needed for RESAMPLE.
-        testbed: where the ablations are played.
+        device: device of the states.
         from_step: first step of an episode that is ablated, from 0.
         seed: seed of the resampled states.
 
@@ -132,14 +132,12 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
     if repeated := [number for number in directions if list(directions).count(number) > 1]:
         raise UserError(f"the component {repeated[0]} is given twice")
     turns = [projector.turned(turn) for turn in range(num_controls)]
-    std = {STATE: projector.std}
 
     def patch_of(kind: str, turned: Projector, distance: float | None = None) -> Patch:
         """Return the patch that ablates component 0 of a projector, or its control."""
         steps, recorded = (from_step, None), None
         if kind == FROZEN and distance is None:
-            return ChangeState(turned.swapped_step([0], [None], "ica", testbed.policy.device),
-                               steps=steps)
+            return ChangeState(turned.swapped_step([0], [None], "ica", device), steps=steps)
         if kind == RESAMPLE:
             assert sources is not None
             to_turned = (turned.unmixing @ projector.mixing).double().cpu().numpy()[0]
@@ -147,41 +145,33 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
         return SetCoordinate(projector=turned, target=math.inf if kind == FROZEN else 0.0,
                              recorded=recorded, distance=distance, seed=seed, steps=steps)
 
-    conditions: list[PatchedCondition] = []
-    controls: list[PatchedCondition] = []
-    for kind in kinds:
-        patches = {number: patch_of(kind, projector.reordered(number)) for number in directions}
-        distances = {number: float(testbed.run([patch], std).moved)
-                     for number, patch in patches.items()}
-        for place, (members, distance) in enumerate(groups_of(list(distances.values()))):
-            pattern = f"{kind}, moved by {distance:.2f}"
-            for number, patch in patches.items():
-                if distances[number] in members:
-                    name = swap_name([number], [None]) if kind == FROZEN else f"{number}_{kind}"
-                    conditions.append(Condition(
-                        f"ic_{name}", _LABELS[kind].format(number), pattern, False, [patch],
-                        {"ablation": kind, "component": number}))
-            controls += [Condition(
-                f"random_{turn:03d}_{kind}_{place}", f"random {turn}", pattern, True,
-                [patch_of(kind, turned, distance)],
-                {"ablation": kind, "turned_by_seed": turn, "distance": distance})
-                for turn, turned in enumerate(turns)]
-    return ConditionSet([*conditions, *controls], std,
+    ablations: list[Condition] = [
+        Condition(f"ic_{swap_name([number], [None]) if kind == FROZEN else f'{number}_{kind}'}",
+                  _LABELS[kind].format(number), kind, False,
+                  patches=[patch_of(kind, projector.reordered(number))],
+                  settings={"ablation": kind, "component": number})
+        for kind in kinds for number in directions]
+
+    def with_controls(moved: Mapping[str, float]) -> list[Condition]:
+        groups = {ablation.name: (ablation.pattern, rounded(moved[ablation.name]))
+                  for ablation in ablations}
+        controls: list[Condition] = [
+            Condition(f"random_{turn:03d}_{kind}_{distance:g}", f"random {turn}",
+                      f"{kind}, moved by {distance:g}", True,
+                      patches=[patch_of(kind, turned, distance)],
+                      settings={"ablation": kind, "turned_by_seed": turn, "distance": distance})
+            for kind, distance in dict.fromkeys(groups.values())
+            for turn, turned in enumerate(turns)]
+        return [*(dataclasses.replace(ablation, pattern="{}, moved by {:g}".format(
+            *groups[ablation.name])) for ablation in ablations), *controls]
+
+    return ConditionSet(ablations, {STATE: projector.std},
                         {"resample_seed": seed} if RESAMPLE in kinds else {},
-                        f"{num_controls} random directions, moved as far, as controls")
+                        f"{num_controls} random directions, moved as far, as controls",
+                        with_controls)
 
 
-def groups_of(distances: Sequence[float]) -> list[tuple[list[float], float]]:
-    """Group distances, ascending, such that each differs by at most a quarter from the geometric
-    mean of the smallest and the largest of its group.
-
-    Returns:
-        The members of each group, and that mean.
-    """
-    groups: list[list[float]] = []
-    for distance in sorted(set(distances)):
-        if groups and distance <= _WIDEST * groups[-1][0]:
-            groups[-1].append(distance)
-        else:
-            groups.append([distance])
-    return [(group, (group[0] * group[-1]) ** 0.5) for group in groups]
+def rounded(distance: float) -> float:
+    """Return the nearest power of ``_RATIO``, to three digits; 0 for 0."""
+    power = distance and _RATIO ** round(math.log(distance, _RATIO))
+    return float(f"{power:.3g}")

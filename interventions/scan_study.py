@@ -33,10 +33,10 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from scipy.stats import rankdata
 
 from agents.layers import ALL, layers_named
 from agents.reference_set import random_steps
+from agents.testbed import Testbed
 from common.config import typed
 from common.devices import Compute
 from common.errors import UserError
@@ -46,7 +46,6 @@ from common.parameters import one_of, positive
 from common.results import Entry, File, ResultStore, Schema, Table, Text
 from common.tables import markdown_table
 from interventions.circuits import MOST_PARTS, NUM_RANDOM, circuit_table, plot_circuits, summary
-from interventions.comparison import Testbed
 from interventions.partial_forward import PartialForward
 from interventions.scan import (
     KINDS,
@@ -61,6 +60,7 @@ from interventions.scan import (
     scan,
     strongest,
 )
+from stats.association import rank_correlations
 from stats.bootstrap import ClusterBootstrap
 from stats.effects import check_starts
 from stats.forest_plot import effect_style, forest_plot
@@ -158,8 +158,8 @@ def run_scan(store: ResultStore, options: ScanOptions, testbed: Testbed, compute
         testbed: real levels to play.
         compute: device and precision.
         references: size and seed of the reference set, for ``mean``.
-        settings: settings of the folder in addition to those of the testbed and the options;
-            must include ``seed``.
+        settings: settings of the folder in addition to those of the options; must include
+            ``seed``.
         overwrite: whether to delete the previous contents of the folder.
 
     Raises:
@@ -171,7 +171,7 @@ def run_scan(store: ResultStore, options: ScanOptions, testbed: Testbed, compute
     layers = [layer.name for layer in layers_named(policy, options.layer)
               if layer.is_map or options.unit != "cell" or options.layer != ALL]
     parts = {layer: parts_of(policy, [layer], options.unit) for layer in layers}
-    store.open({**dataclasses.asdict(options), **testbed.settings, **settings,
+    store.open({**dataclasses.asdict(options), **settings,
                 "references": references, "versions": versions()}, overwrite)
     frames = sample_frames(testbed, compute, seed)
     half = len(frames.frames) // 2
@@ -238,9 +238,8 @@ def agreement(result: Scan, estimates: np.ndarray, seed: int) -> pd.DataFrame:
           all estimates are equal.
         - ``of_means``: Spearman's correlation of the means over frames.
     """
-    of_frames = _rank_correlations(result.effects, estimates)
-    of_means = _rank_correlations(*(values.mean(axis=1, keepdims=True)
-                                    for values in (result.effects, estimates)))
+    of_frames = rank_correlations(result.effects.T, estimates.T)
+    of_means = rank_correlations(result.effects.mean(axis=1), estimates.mean(axis=1))
     defined = np.isfinite(of_frames)
     low, high = ClusterBootstrap(result.levels, seed).interval(
         np.where(defined, of_frames, 0)[None], defined[None])
@@ -248,16 +247,7 @@ def agreement(result: Scan, estimates: np.ndarray, seed: int) -> pd.DataFrame:
         "layer": result.parts[0].layer, "parts": len(result.parts),
         "rank_correlation": of_frames[defined].mean() if defined.any() else np.nan,
         "low_95": low[0], "high_95": high[0],
-        "of_means": of_means[0]}])
-
-
-def _rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return Spearman's correlation of each column of two arrays (S, N): (N,), NaN if constant."""
-    first, second = (ranks - ranks.mean(axis=0) for ranks in (
-        rankdata(values, axis=0) for values in (first, second)))
-    size = np.sqrt((first**2).sum(axis=0) * (second**2).sum(axis=0))
-    return np.divide((first * second).sum(axis=0), size, out=np.full(len(size), np.nan),
-                     where=size > 0)
+        "of_means": float(of_means)}])
 
 
 def _report(title: str, labels: Sequence[str], table: pd.DataFrame, tested: pd.DataFrame,

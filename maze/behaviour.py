@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from agents.networks import Policy
 from common.errors import UserError
-from common.options import changed, command, option
+from common.options import command, option, redefine
 from common.palette import BLUE, COLOURS, DPI, VERMILION
 from common.progress import Progress
 from common.results import ResultStore
@@ -77,14 +77,14 @@ _BINS = 10  # bins of exact probabilities
 class BehaviourOptions(ExactOptions):
     """Behaviour of an agent in mazes: complete episodes, exact probabilities, and regressions."""
 
-    num_mazes: int = changed(MazeOptions, "num_mazes", default=2000)
+    num_mazes: int = redefine(MazeOptions, "num_mazes", default=2000)
     cheese_region: int = region_option()
-    region: int = changed(RegionOptions, "region", help=(
+    region: int = redefine(RegionOptions, "region", help=(
         "number of rows and columns of the top right region; the report gives the shares of "
         "episodes in which the mouse reaches the cheese or the region first"))
     regress: bool = option(
         False, "also fit regressions of getting the cheese on the features of forks")
-    output_dir: Path = changed(AgentOptions, "output_dir", default=Path("analysis/maze/behaviour"))
+    output_dir: Path = redefine(AgentOptions, "output_dir", default=Path("analysis/maze/behaviour"))
 
     @property
     def selection(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, what: str,
     lines += markdown_table(
         ("levels", "episodes", PLAYED_LABEL, EXACT_LABEL, "cheese first", "region first", "neither",
          "P(cheese) at the decision square", "steps"),
-        [(name, str(len(group)), _with_ends(*share(group[GOT].sum(), len(group))),
+        [(name, str(len(group)), format_interval(*share(group[GOT].sum(), len(group)), ".3f"),
           _mean(group[EXACT_CHEESE], seed),
           *(f"{(group['first'] == first).mean():.3f}" for first in (CHEESE, REGION, NEITHER)),
           _mean(group["p_cheese"], seed), f"{group['steps'].mean():.1f}")
@@ -252,7 +252,7 @@ def _number(row: Any) -> str:
     if np.isnan(row.value):
         return ""
     base = f"; base {row.base:.3f}" if np.isfinite(row.base) else ""
-    return bold(_with_ends(row.value, row.low_95, row.high_95) + base, _beats(row))
+    return bold(format_interval(row.value, row.low_95, row.high_95, ".3f") + base, _beats(row))
 
 
 def _beats(row: Any) -> bool:
@@ -260,13 +260,9 @@ def _beats(row: Any) -> bool:
     return row.low_95 > 0 and row.p_holm <= LEVEL
 
 
-def _with_ends(value: float, low: float, high: float) -> str:
-    return f"{value:.3f}" if np.isnan(low) else format_interval(value, low, high, ".3f")
-
-
 def _mean(values: pd.Series, seed: int) -> str:
     known = values.dropna()
-    return _with_ends(*mean_interval(known, seed)) if len(known) else "-"
+    return format_interval(*mean_interval(known, seed), ".3f") if len(known) else "-"
 
 
 def draw_episodes(path: Path, table: pd.DataFrame, title: str) -> None:

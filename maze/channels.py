@@ -22,7 +22,7 @@ from agents.layers import Layer, all_layers
 from agents.networks import Policy
 from common.cli import count, from_zero, whole
 from common.errors import UserError
-from common.options import changed, command, option
+from common.options import command, option, redefine
 from common.palette import BLUE, DPI, VERMILION
 from common.results import ResultStore
 from common.tables import markdown_table
@@ -60,7 +60,7 @@ class TrackingOptions(AgentOptions):
     """Channels that follow the cheese: tracking scores, effects of scaling them, and layer
     probes."""
 
-    num_mazes: int = changed(MazeOptions, "num_mazes", default=100)
+    num_mazes: int = redefine(MazeOptions, "num_mazes", default=100)
     layers: tuple[str, ...] | None = option(
         None, "convolutional layers to score and probe; if not given, the residual additions, or "
               "all such layers of a network without residual additions", metavar="LAYER")
@@ -73,7 +73,7 @@ class TrackingOptions(AgentOptions):
     num_controls: int = option(19, "number of random sets of channels per factor",
                                type=whole(2, 1000))
     num_shuffles: int = option(2, "number of probes with shuffled labels", type=from_zero)
-    output_dir: Path = changed(AgentOptions, "output_dir", default=Path("analysis/maze/channels"))
+    output_dir: Path = redefine(AgentOptions, "output_dir", default=Path("analysis/maze/channels"))
 
 
 def track_cheese(options: TrackingOptions) -> pd.DataFrame | None:

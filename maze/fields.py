@@ -21,7 +21,7 @@ from agents.networks import Policy
 from agents.patch import Patch
 from common.cli import from_zero
 from common.errors import UserError
-from common.options import ShardOptions, changed, command, option
+from common.options import ShardOptions, command, option, redefine
 from common.results import ResultStore
 from common.shards import WHOLE
 from interventions.flags import OpenedPatches, PatchOptions, open_arm
@@ -60,7 +60,7 @@ class FieldStudyOptions(OwnVectorOptions, PatchOptions, RegionOptions, AgentOpti
     """Vector fields of an agent on maze levels, with and without patches, and their
     differences."""
 
-    num_mazes: int = changed(MazeOptions, "num_mazes", default=10)
+    num_mazes: int = redefine(MazeOptions, "num_mazes", default=10)
     facing: str = option(
         "0", "facing of the mouse: 0 for left, 1 for right; both: compute both fields and, for "
              "agents without memory, exact probabilities", choices=("0", "1", "both"))
@@ -77,7 +77,7 @@ class FieldStudyOptions(OwnVectorOptions, PatchOptions, RegionOptions, AgentOpti
         choices=(COEFFICIENTS, CHECKPOINTS, CHEESE))
     num_stills: int = option(
         0, "number of stills of each film to write side by side as an image", type=from_zero)
-    output_dir: Path = changed(AgentOptions, "output_dir", default=Path("analysis/maze/fields"))
+    output_dir: Path = redefine(AgentOptions, "output_dir", default=Path("analysis/maze/fields"))
 
     def field_options(self, policy: Policy) -> FieldOptions:
         """Return the options of a single field."""

@@ -41,6 +41,7 @@ from generative.simulator import Simulator
 from generative.squares import World
 from generative.start_worlds import check_prior, world_seeds
 from generative.world_data import fit_worlds
+from stats.report import format_interval
 from stats.significance import share
 
 STARTS = Schema("random starts of mazes", "python -m maze.random_starts", replaced=True, results={
@@ -203,7 +204,7 @@ def shares(counts: Counts) -> dict[str, tuple[float, float, float]]:
 
 def text_of(tables: dict[str, dict]) -> str:
     """Return tables as text, with one line per row and property."""
-    return "\n".join(f"{row}, {name}: {value:.3f} ({low:.3f} to {high:.3f})"
+    return "\n".join(f"{row}, {name}: {format_interval(value, low, high, '.3f')}"
                      for row, table in tables.items()
                      for name, (value, low, high) in table.items())
 

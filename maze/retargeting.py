@@ -23,7 +23,7 @@ from agents.layers import Layer
 from agents.networks import Policy
 from common.cli import controls_or_none, whole
 from common.errors import UserError
-from common.options import changed, command, option
+from common.options import command, option, redefine
 from common.palette import BLUE, DPI, VERMILION
 from common.progress import with_progress
 from common.results import ResultStore
@@ -59,7 +59,7 @@ class RetargetingOptions(ChannelsOptions, AgentOptions):
     """Retargeting: set a cell in channels that follow the cheese; test if the mouse goes to the
     square that the cell shows."""
 
-    num_mazes: int = changed(MazeOptions, "num_mazes", default=100)
+    num_mazes: int = redefine(MazeOptions, "num_mazes", default=100)
     value: float = option(5.5, "value of the target's cell in the channels")
     others: float | None = option(
         None, "value of the channels' other cells, such as -0.2; unchanged if not given")
@@ -71,8 +71,8 @@ class RetargetingOptions(ChannelsOptions, AgentOptions):
                                type=controls_or_none)
     control_targets: int = option(
         2, "number of targets per level on which controls are measured", type=whole(1, 1000))
-    output_dir: Path = changed(AgentOptions, "output_dir",
-                               default=Path("analysis/maze/retargeting"))
+    output_dir: Path = redefine(AgentOptions, "output_dir",
+                                default=Path("analysis/maze/retargeting"))
 
 
 def retarget(options: RetargetingOptions) -> dict[str, pd.DataFrame]:

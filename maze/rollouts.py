@@ -20,7 +20,7 @@ from agents.networks import Policy
 from agents.patch import Patch
 from common.cli import count, frames_per_second
 from common.errors import UserError
-from common.options import changed, command, option
+from common.options import command, option, redefine
 from common.progress import with_progress
 from common.results import Entry, File, Json, ResultStore, Schema, Table
 from common.video import FRAMES_PER_SECOND, write_gif, write_video
@@ -43,12 +43,12 @@ FILM_FILES = Schema(
 class RolloutsOptions(OwnVectorOptions, PatchOptions, AgentOptions):
     """Films of an agent on mazes, with several lists of patches (arms) side by side."""
 
-    num_mazes: int = changed(MazeOptions, "num_mazes", default=5)
+    num_mazes: int = redefine(MazeOptions, "num_mazes", default=5)
     max_steps: int = option(150, "maximum number of steps in a film", type=count)
     tps: int = option(FRAMES_PER_SECOND, "environment steps per second in the films",
                       type=frames_per_second)
     gif: bool = option(False, "also write films as animated GIFs, which documents can show")
-    output_dir: Path = changed(AgentOptions, "output_dir", default=Path("analysis/maze/rollouts"))
+    output_dir: Path = redefine(AgentOptions, "output_dir", default=Path("analysis/maze/rollouts"))
 
 
 def film_rollouts(options: RolloutsOptions) -> pd.DataFrame | None:

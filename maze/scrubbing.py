@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from agents.layers import Layer
 from agents.networks import Policy
 from common.cli import count, whole
-from common.options import changed, command, option
+from common.options import command, option, redefine
 from common.palette import BLUE, DPI, VERMILION
 from common.progress import with_progress
 from common.results import ResultStore
@@ -58,8 +58,8 @@ _SETS = {"hypothesis": "these channels", "random": "random channels"}
 class ScrubbingOptions(ChannelsOptions, AgentOptions):
     """Causal scrubbing: test whether channels matter only through the position of the cheese."""
 
-    num_mazes: int = changed(MazeOptions, "num_mazes", default=200)
-    kind: str | None = changed(MazeOptions, "kind", default=FORK)
+    num_mazes: int = redefine(MazeOptions, "num_mazes", default=200)
+    kind: str | None = redefine(MazeOptions, "kind", default=FORK)
     sources: str = option(
         "joint", "take all channels from one level, or each channel from its own level",
         choices=tuple(DRAWS))
@@ -72,7 +72,7 @@ class ScrubbingOptions(ChannelsOptions, AgentOptions):
     num_squares: int = option(
         16, "number of random squares of a level's field to measure, in addition to the decision "
             "square; all squares if there are fewer", type=count)
-    output_dir: Path = changed(AgentOptions, "output_dir", default=Path("analysis/maze/scrubbing"))
+    output_dir: Path = redefine(AgentOptions, "output_dir", default=Path("analysis/maze/scrubbing"))
 
 
 def scrub_channels(options: ScrubbingOptions) -> pd.DataFrame | None:

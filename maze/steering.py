@@ -18,7 +18,7 @@ from agents.layers import find_layer, layers_named
 from agents.networks import Policy
 from common.cli import from_zero
 from common.files import sha256
-from common.options import changed, command, option
+from common.options import command, option, redefine
 from common.palette import BLUE, DPI, VERMILION
 from common.progress import Progress
 from common.results import ResultStore
@@ -62,10 +62,10 @@ class SteeringOptions(ArmOptions, ExactOptions):
 
     num_fields: int = option(
         20, "number of forks whose whole fields are also measured; 0: none", type=from_zero)
-    exact: bool = changed(ExactOptions, "exact", help=(
+    exact: bool = redefine(ExactOptions, "exact", help=(
         "also compute exact probabilities on these fields; needs an agent without memory"))
     num_vectors: int = option(10, "number of forks whose own vectors are written", type=from_zero)
-    output_dir: Path = changed(AgentOptions, "output_dir", default=Path("analysis/maze/steering"))
+    output_dir: Path = redefine(AgentOptions, "output_dir", default=Path("analysis/maze/steering"))
 
 
 def steer(options: SteeringOptions) -> pd.DataFrame | None:

@@ -23,7 +23,7 @@ import pandas as pd
 
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
-from common.options import script_parser
+from common.options import parser_of
 from pipeline.presets import HYPERPARAMS, PRESETS_FILE, SECTION, load_preset
 from pipeline.stage import TRAIN_AGENT, TRAIN_SIMULATOR, Stage
 from pipeline.stages import all_stages
@@ -115,7 +115,7 @@ class ClusterConfig:
 
 def takes_device(script: str) -> bool:
     """Return whether a script can use a GPU, that is, has the flag ``--device``."""
-    actions = script_parser(importlib.import_module(script))._actions
+    actions = parser_of(importlib.import_module(script).main.options)._actions
     return any(action.dest == "device" for action in actions)
 
 

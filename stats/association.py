@@ -45,6 +45,17 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
     return correlation(rankdata(x), rankdata(y), episodes, bootstrap)
 
 
+def rank_correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Compute Spearman's rank correlation along the last axis of two arrays (..., N).
+
+    Returns:
+        Correlations (...); NaN where one of the arrays is constant.
+    """
+    x, y = (ranks - ranks.mean(axis=-1, keepdims=True) for ranks in (
+        rankdata(values, axis=-1) for values in (x, y)))
+    return _divide((x * y).sum(axis=-1), np.sqrt((x**2).sum(axis=-1) * (y**2).sum(axis=-1)))
+
+
 def correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
                 bootstrap: ClusterBootstrap) -> Estimate:
     """Estimate Pearson's correlation of x and y, both (N,)."""

@@ -22,7 +22,7 @@ from stats.effects import (
     UNDECIDED,
     Outcome,
 )
-from stats.significance import LEVEL
+from stats.significance import LEVEL, share
 
 _COLUMNS_PER_TABLE = 6
 
@@ -62,15 +62,27 @@ def format_number(value: float, form: str = ".3g") -> str:
     return "none" if math.isnan(value) else f"{value:{form}}"
 
 
-def format_interval(value: float, low: float, high: float, form: str = ".3g") -> str:
+def format_interval(value: float | None, low: float | None, high: float | None, form: str = ".3g",
+                    undefined: str = "none") -> str:
     """Format a number with the ends of its interval, such as "+0.5 (0.1 to 0.9)".
 
     Args:
+        value: the number; None and NaN give ``undefined``.
+        low, high: ends of the interval, which is left out if they are None or NaN.
         form: format of all three numbers; a sign, as in "+.3g" for effects, applies to ``value``
             only.
     """
+    if pd.isna(value):
+        return undefined
     end = form.removeprefix("+")
-    return f"{value:{form}} ({low:{end}} to {high:{end}})"
+    return f"{value:{form}}" + ("" if pd.isna(low) else f" ({low:{end}} to {high:{end}})")
+
+
+def format_share(are_hits: pd.Series) -> str:
+    """Format the share of true values with Wilson's 95 % interval (1927), in per cent."""
+    hits, number = int(are_hits.astype(bool).sum()), len(are_hits)
+    value, low, high = (100 * end for end in share(hits, number))
+    return f"{value:.0f} % ({low:.0f} to {high:.0f}; {hits} of {number})"
 
 
 def format_range(low: float, high: float, form: str = ".3g") -> str:

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.stats import norm, spearmanr
+from scipy.stats import norm
 
 from common.errors import UserError
 from common.palette import COLOURS, DPI
 from common.results import Entry, File, ResultStore, Schema, Table, Text
 from common.tables import markdown_table, write_table
+from stats.association import rank_correlations
 from stats.claims import Finding
 from stats.report import format_interval
 
@@ -69,7 +70,7 @@ def with_correlations(agents: pd.DataFrame) -> pd.DataFrame:
     for measure, of_measure in agents.groupby("measure", sort=False):
         numbers, values = of_measure["number"], of_measure["value"]
         if numbers.nunique() > 1 and values.nunique() > 1:
-            found = float(spearmanr(numbers, values).statistic)
+            found = float(rank_correlations(numbers.to_numpy(), values.to_numpy()))
             rows.append((np.nan, ALL, measure, found, *_interval(found, len(values)), len(values)))
     return series_of([*agents.itertuples(index=False, name=None), *rows])
 

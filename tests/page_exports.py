@@ -15,8 +15,8 @@ from conftest import ROOT, tiny_policy
 import export_panel
 from agents.agent_file import save_agent
 from agents.networks import ImpalaEmbedder, Policy
-from common.doctor import chromium
 from maze import page as maze_page
+from tools.browser import chromium
 
 HOSTILE_NAME = ("<img src=x onerror=\"window.owned=1\"></title><script>window.owned=1</script> "
                 "& 'x' \u2028")

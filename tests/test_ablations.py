@@ -1,7 +1,6 @@
 """Ablations of components of the hidden state: definitions, matched controls, planted effects."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -38,11 +37,9 @@ def states_of(patches, policy, embeddings):
 
 def conditions_of(directions, kinds, sources=None, distances=(1.0,)):
     """Return conditions from step 1 on, with two controls; ``distances`` are the measured ones."""
-    measured = iter(distances)
-    testbed = SimpleNamespace(policy=SimpleNamespace(device="cpu"),
-                              run=lambda patches, std: SimpleNamespace(moved=next(measured)))
-    return ablation_conditions(directions, kinds, 2, golden_projector(), sources, testbed, 1,
-                               5).conditions
+    ablations = ablation_conditions(directions, kinds, 2, golden_projector(), sources, "cpu", 1, 5)
+    return ablations.with_controls({condition.name: distance for condition, distance in zip(
+        ablations.conditions, distances, strict=True)})
 
 
 @pytest.mark.parametrize("kind", ABLATIONS)
@@ -51,7 +48,7 @@ def test_coordinates_are_set_as_defined(kind):
     embeddings = torch.randn(STEPS, BATCH, 64, generator=torch.Generator().manual_seed(1))
     sources = np.random.default_rng(0).normal(size=(50, golden.num_ics))
     ablation, *controls = conditions_of([2], [kind], sources, [0.7])
-    before, after = (states_of(patches, policy, embeddings) for patches in ([], ablation.value))
+    before, after = (states_of(patches, policy, embeddings) for patches in ([], ablation.patches))
     assert torch.equal(before[0], after[0])  # step 0 is not ablated
     rows = [[np.random.default_rng([5, level]).integers(50) + step for level in (70, 71, 72)]
             for step in range(1, STEPS)]
@@ -66,10 +63,10 @@ def test_coordinates_are_set_as_defined(kind):
 
     changes = []
     for control in controls:
-        moved = states_of(control.value, policy, embeddings)
+        moved = states_of(control.patches, policy, embeddings)
         assert torch.equal(before[0], moved[0])
         changes.append((moved[1] - before[1]) / golden.std)
-        torch.testing.assert_close(changes[-1].norm(dim=1), torch.full((BATCH,), 0.7), rtol=1e-3,
+        torch.testing.assert_close(changes[-1].norm(dim=1), torch.full((BATCH,), 0.64), rtol=1e-3,
                                    atol=0)
         turned = golden.turned(control.settings["turned_by_seed"])
         coordinates = turned.coordinates(before[1], "ica")[:, 0]
@@ -79,17 +76,17 @@ def test_coordinates_are_set_as_defined(kind):
 
 
 def test_ablations_that_move_the_state_equally_far_share_controls():
-    made = conditions_of([4, 0, 7, 2], [MEAN], None, [1.0, 3.0, 1.4, 5.0])
+    made = conditions_of([4, 0, 7, 2, 9], [MEAN], None, [1.0, 3.0, 1.2, 5.0, 0.0])
     shared = {}
     for condition in made:
         shared.setdefault(condition.pattern, []).append(condition)
     assert [[condition.settings.get("component") for condition in group if not condition.control]
-            for group in shared.values()] == [[4, 7], [0], [2]]
-    for group, distance in zip(shared.values(), (1.4 ** 0.5, 3, 5)):
+            for group in shared.values()] == [[4, 7], [0], [2], [9]]
+    for group, distance in zip(shared.values(), (1, 2.44, 5.96, 0)):
         controls = [condition for condition in group if condition.control]
         assert len(controls) == 2
-        assert all(condition.settings["distance"] == pytest.approx(distance)
-                   for condition in controls)
+        assert all(condition.settings["distance"] == distance for condition in controls)
+    assert len({condition.name for condition in made}) == len(made)
     with pytest.raises(UserError, match="no ica direction 99"):
         conditions_of([99], [MEAN])
     with pytest.raises(UserError, match="the component 3 is given twice"):

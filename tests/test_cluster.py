@@ -16,7 +16,7 @@ import run_pipeline
 from common import signals
 from common.errors import UserError
 from common.files import save_json
-from common.options import script_parser
+from common.options import parser_of
 from pipeline import runner
 from pipeline.cluster import (
     CLUSTER_FILE,
@@ -427,7 +427,7 @@ def test_scripts_of_stages_that_divide_take_shards_and_join_them():
                 for stage in all_stages(load_preset(preset), preset) if stage.max_shards > 1}
     assert {"record", "simulate", "saliency", "interventions"} <= dividing.keys()
     for script in set(dividing.values()):
-        flags = script_parser(importlib.import_module(script))
+        flags = parser_of(importlib.import_module(script).main.options)
         assert {"shard", "join"} <= {action.dest for action in flags._actions}, script
 
 

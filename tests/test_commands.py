@@ -1,16 +1,13 @@
-"""The command line: published flags, error messages of one sentence, and common.doctor."""
+"""The command line: published flags and error messages of one sentence."""
 
 import importlib
 import json
-import platform
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import zipfile
-from importlib import metadata
 from pathlib import Path
 
 import joblib
@@ -32,10 +29,9 @@ import train
 import train_gen_model
 from agents.agent_file import AgentOrigin, save_agent
 from agents.config import AgentConfig, load_agent_config
-from common import doctor
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.options import parse, script_parser
+from common.options import parse, parser_of
 from generative.config import SimulatorConfig, TrainingConfig
 
 TRAIN_FLAGS = shlex.split(
@@ -49,7 +45,7 @@ TRAIN_FLAGS = shlex.split(
     (train, []), (render, ["--tps", "15", "--vid_dir", "v", "--num_eps", "10"]),
     (record, ["--logdir", "somewhere"])])
 def test_every_flag_of_the_seeds_parses(script, more):
-    args = script_parser(script).parse_args([*TRAIN_FLAGS, *more])
+    args = parser_of(script.main.options).parse_args([*TRAIN_FLAGS, *more])
     assert (args.env_name, args.num_levels, args.distribution_mode) == ("coinrun", 10**6, "hard")
     assert str(args.agent_file) == "m.pth"
     assert args.seed == 6
@@ -67,7 +63,7 @@ def test_every_flag_of_the_seeds_parses(script, more):
              "1000000 --distribution_mode hard --num_checkpoints 200 --model_file=m.pth "
              "--logdir=/cluster/scratch/")])
 def test_published_commands_parse(script, line):
-    script_parser(script).parse_args(line.split())
+    parser_of(script.main.options).parse_args(line.split())
 
 
 SIMULATOR_FLAGS = shlex.split(
@@ -343,7 +339,8 @@ def test_scripts_accept_every_documented_command():
         if name == "-m":
             name, *argv = argv
         script = importlib.import_module(name.removesuffix(".py").replace("/", "."))
-        script_parser(script).parse_args(argv)
+        parser = script.parser() if name == "run_pipeline.py" else parser_of(script.main.options)
+        parser.parse_args(argv)
         num_commands += 1
     assert num_commands > 100
 
@@ -382,32 +379,3 @@ def test_commands_of_different_documents_write_to_different_folders():
             earlier = found.setdefault((*words[1:3], folder), words)
             assert earlier == words, folder
     assert len(found) > 5
-
-
-# python -m common.doctor: facts of the machine, without the user's folders
-
-def test_facts_are_those_of_this_machine(capsys):
-    doctor.main()
-    printed = capsys.readouterr().out
-    facts = dict(line.split(": ", 1) for line in printed.splitlines())
-    assert list(facts) == list(doctor.FACTS)
-    assert "unknown (" not in printed
-    assert facts["Python"].startswith(platform.python_version())
-    for name in ("torch", "numpy", "scikit-learn"):
-        assert f"{name} {metadata.version(name)}" in facts["packages"]
-    compute = resolve_compute()
-    assert facts["precision"].startswith(f"{compute.precision} on {compute.device.type}")
-    assert (facts["GPUs"] == "none that torch finds") == (not torch.cuda.is_available())
-    free = shutil.disk_usage(".").free / 2**30
-    assert abs(float(facts["disk"].split()[0]) - free) < 5
-    assert str(ROOT) not in printed and str(Path.home()) not in printed
-
-
-def test_packages_that_are_missing_or_of_another_version_are_named(tmp_path):
-    requirements = tmp_path / "requirements.txt"
-    version = torch.__version__.split("+")[0]
-    requirements.write_text("# pins\nnumpy==0.1\n\nno-such-package==1.0\n"
-                            f"torch=={version}\nprocgen==0.0; python_version < '3'\n")
-    assert doctor.packages(requirements) == (
-        f"numpy {metadata.version('numpy')} (required: ==0.1), no-such-package missing "
-        f"(required: ==1.0), torch {metadata.version('torch')}")

@@ -1,6 +1,7 @@
 """Interventions on the agent's hidden state in the real environment, and their statistics."""
 
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -392,7 +393,8 @@ def test_the_figure_shows_the_table_of_effects(compared_and_drawn):
 
 def test_everything_is_written(compared):
     table, course = (pd.read_csv(compared.file_of(name)) for name in ("effects", "divergence"))
-    arms = {"ic_1_to_None", "random_000_frozen_0", "random_001_frozen_0"}
+    distance = next(key.rpartition("_")[2] for key in table["arm"] if key.startswith("random"))
+    arms = {"ic_1_to_None", *(f"random_00{turn}_frozen_{distance}" for turn in range(2))}
     assert set(table["arm"]) == set(course["arm"]) == arms
     assert len(table) == len(arms) * len(REAL) and not table.isna().any().any()
     assert course["share"].between(0, 1).all()
@@ -401,10 +403,22 @@ def test_everything_is_written(compared):
     assert text.count("| IC 1 frozen |") == 4  # three tables of outcomes and one of sizes
     settings = json.loads((compared.path / "settings.json").read_text())
     moved = table.set_index("arm")["moved"]
-    assert settings["arms"]["random_001_frozen_0"] == {
-        "ablation": "frozen", "turned_by_seed": 1,
-        "distance": pytest.approx(moved["ic_1_to_None"].iloc[0])}
-    np.testing.assert_allclose(moved, moved.iloc[0], rtol=1e-4)
+    assert settings["arms"][f"random_001_frozen_{distance}"] == {
+        "ablation": "frozen", "turned_by_seed": 1, "distance": float(distance)}
+    np.testing.assert_allclose(moved, float(distance), rtol=0.26)
+
+
+def test_directions_are_added_to_a_finished_run(compared, agent_path, matrices, tmp_path):
+    path = tmp_path / "more"
+    shutil.copytree(compared.path, path)
+    before = bytes_of_files(path / "arms")
+    assert compare_interventions.main(arguments(
+        agent_path, matrices, path, "--directions", 0, 1)) == 0
+    assert bytes_of_files(path / "arms").items() > before.items()
+    times = {file: file.stat().st_mtime_ns for file in (path / "arms").rglob("*")}
+    assert compare_interventions.main(arguments(
+        agent_path, matrices, path, "--directions", 1, 0)) == 0
+    assert times == {file: file.stat().st_mtime_ns for file in (path / "arms").rglob("*")}
 
 
 def test_shards_compare_patches_and_directions_in_the_simulator_as_one_run(

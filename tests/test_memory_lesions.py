@@ -25,7 +25,7 @@ from agents.patch import BatchInfo
 from agents.rollout_files import RolloutFolder
 from agents.similarity import kl_divergence
 from analysis import memory_lesions
-from analysis.memory.lesion_results import last_above, rank_correlation, reach_of
+from analysis.memory.lesion_results import last_above, reach_of
 from analysis.memory.lesions import (
     COPY,
     DELAY,
@@ -44,6 +44,7 @@ from analysis.memory.lesions import (
 )
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
+from stats.association import rank_correlations
 
 DELAYED = 3
 LESIONS = [Lesion(kind, once, DELAYED if kind == DELAY else 0)
@@ -217,7 +218,7 @@ def test_windows_lie_within_their_episodes():
 def test_reach_and_rank_correlation_of_curves():
     curves = np.array([[1, 0.5, 0.11, 0.09], [0, 0, 0, 0], [0.1, 0.2, 3, 2.0]])
     np.testing.assert_array_equal(last_above(curves), [3, 0, 4])
-    np.testing.assert_allclose(rank_correlation(curves, curves[[0, 0, 0]]), [1, np.nan, -0.8])
+    np.testing.assert_allclose(rank_correlations(curves, curves[[0, 0, 0]]), [1, np.nan, -0.8])
 
 
 def test_durations_are_those_of_the_output_and_of_random_changes():

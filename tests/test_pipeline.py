@@ -23,10 +23,9 @@ from conftest import PATIENCE, ROOT, start, wait_for
 from PIL import Image
 
 import run_pipeline
-from common.doctor import chromium
 from common.errors import UserError
 from common.files import save_json, sha256
-from common.options import script_parser
+from common.options import parser_of
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.comparison import comparison_store
 from pipeline import code_closure
@@ -40,6 +39,7 @@ from pipeline.stage import PathResolver, number_of
 from pipeline.stages import all_stages
 from stats.effects import check_starts
 from tools import pictures
+from tools.browser import chromium
 from tools.compare_outputs import digests
 
 NAME = "<img src=x onerror=alert(1)> & 'it'"
@@ -470,7 +470,7 @@ def check_stages(found):
     assert len(set(names)) == len(names)
     for number, stage in enumerate(found):
         assert set(stage.needs) <= set(names[:number]), stage.name
-        flags = script_parser(importlib.import_module(stage.script))
+        flags = parser_of(importlib.import_module(stage.script).main.options)
         given = flags.parse_args(list(stage.argv))
         if stage.script in ("compare_interventions", "attribution.failure_causes"):
             check_starts(given.num_episodes)

@@ -65,14 +65,14 @@ def test_every_script_explains_all_of_its_flags(script, monkeypatch, capsys):
     assert all(action.help for action in parser._actions)
     output = capsys.readouterr()
     assert "usage:" in output.out and not output.err
-    flags = described(parser)
+    flags = describe(parser)
     if os.environ.get("UPDATE_FLAGS"):
         FLAGS_FILE.write_text(json.dumps({**json.loads(FLAGS_FILE.read_text()), script: flags},
                                          indent=1, sort_keys=True) + "\n")
     assert flags == json.loads(FLAGS_FILE.read_text())[script]
 
 
-def described(parser):
+def describe(parser):
     """Describe each flag, hidden ones included: required or default, numbers of values, choices.
 
     ``UPDATE_FLAGS=1 pytest -n 0 tests/test_scripts.py`` writes the descriptions to a file.
@@ -80,7 +80,7 @@ def described(parser):
     result = {}
     for action in parser._actions:
         default = ("required" if action.required else "from parameters"
-                   if action.dest in parser._keys else
+                   if "(default: from the parameter set)" in action.help else
                    f"default {action.default}".replace(f"{ROOT}/", ""))
         result[" ".join(action.option_strings) or action.dest] = ", ".join(filter(None, [
             default, action.nargs is not None and f"values {action.nargs}",

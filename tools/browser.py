@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.server
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,15 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from common.doctor import chromium
-
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SHOWN = "main[aria-busy='false']"  # selector of a page that has loaded and drawn its view
+
+
+def chromium() -> str | None:
+    """Return the path of the browser for tests of web pages, or None if none is installed."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 @contextlib.contextmanager

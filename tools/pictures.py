@@ -29,7 +29,6 @@ from analysis.panel_contents import recorded_frames
 from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
 from common.cli import Parser, from_zero
-from common.doctor import chromium
 from common.errors import UserError, script_main
 from common.files import atomic_path
 from common.page_files import PageFolder
@@ -43,7 +42,7 @@ from pipeline.presets import ROOT, load_preset
 from pipeline.records import DONE, Experiment
 from pipeline.stage import FOLDERS
 from pipeline.stages import all_stages
-from tools.browser import opened_page, running_browser
+from tools.browser import chromium, opened_page, running_browser
 
 IMAGES = ROOT / "docs" / "images"
 ENDED = 0.5  # samples with at least this probability of the episode's end are excluded

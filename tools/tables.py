@@ -25,7 +25,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 import attribution.claims
@@ -39,12 +38,12 @@ from generative.card_tables import (
     CARDS,
     card_kinds,
     document_table,
-    format_interval,
     read_card,
 )
 from generative.dream_life import COIN, DEATH, END
 from generative.loss_over_time import LOSS_OVER_TIME
 from stats.claims import FINDINGS_NAME, ClaimsTable
+from stats.report import format_interval
 
 ROOT = Path(__file__).parent.parent
 HORIZON = 16  # actions
@@ -150,10 +149,9 @@ def _rendered(block: re.Match[str]) -> str:
 def _ends(judged: dict[str, Any]) -> list[str]:
     """Format the measures of one kind of end, see ``dream_life.judge_ends``."""
     cells = [str(judged["real"]), f"{judged['expected']:.1f}"]
-    for measure, digits in (("expected_over_real", 2), ("skill", 2), ("auc", 2)):
-        estimate = (judged[measure]["value"], *judged[measure]["interval_95"])
-        cells.append(format_interval(digits, *(np.nan if number is None else number
-                                               for number in estimate)))
+    for measure in ("expected_over_real", "skill", "auc"):
+        low, high = judged[measure]["interval_95"]
+        cells.append(format_interval(judged[measure]["value"], low, high, ".2f", ""))
     return cells
 
 

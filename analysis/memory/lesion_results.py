@@ -26,12 +26,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.stats import rankdata
 
 from analysis.memory.lesions import COPY
 from common.palette import COLOURS, DARK_GREY
 from common.results import Array, Entry, File, Npz, Schema, Table, Text
 from common.tables import markdown_table
+from stats.association import rank_correlations
 from stats.bootstrap import ClusterBootstrap, by_episode
 from stats.effects import Condition
 from stats.report import bold, format_interval, format_p, format_range
@@ -145,7 +145,7 @@ def reach_of(names: Sequence[str], effects: Mapping[str, np.ndarray], attributio
     counts = by_episode(levels, np.ones((1, len(levels))))
     statistics: dict[str, Statistic] = {
         "reach": lambda curve, other: last_above(curve),
-        "left": lambda curve, other: share_left(curve, place), "spearman": rank_correlation}
+        "left": lambda curve, other: share_left(curve, place), "spearman": rank_correlations}
     curves = [(name, output, values[names.index(name)],
                [values[place] for place, other in enumerate(names)
                 if other.startswith("control_") and other.endswith(f"_{name}")])
@@ -184,15 +184,6 @@ def last_above(curves: np.ndarray) -> np.ndarray:
     above = curves > REACH * curves.max(axis=-1, keepdims=True).clip(min=0)
     steps = curves.shape[-1] - above[..., ::-1].argmax(axis=-1)
     return np.where(above.any(axis=-1), steps, 0).astype(float)
-
-
-def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return Spearman's rank correlation of each row of ``a`` with the same row of ``b`` (R,); NaN
-    if one of them is constant."""
-    a, b = (rankdata(values, axis=-1) for values in (a, b))
-    a, b = (values - values.mean(axis=-1, keepdims=True) for values in (a, b))
-    norm = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    return np.divide((a * b).sum(axis=-1), norm, out=np.full(norm.shape, np.nan), where=norm > 0)
 
 
 def open_loop_report(effects: pd.DataFrame, reach: pd.DataFrame, size: tuple[int, int],

@@ -55,7 +55,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -71,6 +70,7 @@ from common.errors import UserError
 from common.game_constants import FRAME_SIZE
 from common.progress import Progress
 from common.results import Array, Entry, Json, Npz, ResultStore, Schema, Table
+from common.tables import finite_or_none
 from envs.level_state import LevelState
 from envs.objects import GAME_OBJECTS_FILE, GameObject, objects_of
 from envs.procgen_env import EnvConfig
@@ -485,8 +485,3 @@ def score_features(store: ResultStore, layer: Bottleneck, checksum: str, kinds: 
     store.write("names", layer.name, value={
         "layer": layer.layer.name, "features_sha256": checksum, "features": features,
         **dict(zip(OBJECT_SCORES, map(finite_or_none, total)))})
-
-
-def finite_or_none(value: float) -> float | None:
-    """Convert a number for JSON: return None if it is not finite."""
-    return float(value) if math.isfinite(value) else None

@@ -45,6 +45,7 @@ from attribution.checking.check import (
 from attribution.integrated_gradients import Integration
 from common.palette import COLOURS, DARK_GREY
 from common.results import Array
+from stats.association import rank_correlations
 from stats.bootstrap import ClusterBootstrap
 
 NUM_FRAMES = 64  # small, because each frame is attributed for many agents
@@ -83,7 +84,7 @@ class Randomisation(Check):
 
         maps = maps_of(agent.policy)
         return {"correlations": np.mean([
-            [rank_correlations(maps, maps_of(policy))
+            [correlate_maps(maps, maps_of(policy))
              for policy in cascade(agent.policy, context.seed + 1000 * draw)]
             for draw in range(DRAWS)], axis=0)}
 
@@ -149,7 +150,7 @@ def cascade(policy: Policy, seed: int) -> Iterator[Policy]:
         yield policy
 
 
-def rank_correlations(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
+def correlate_maps(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Compute Spearman's rank correlation of the two maps of each frame, over the cells.
 
     Args:
@@ -158,9 +159,8 @@ def rank_correlations(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
     Returns:
         Correlation per frame (N,); 0 where a map is constant.
     """
-    ranks, other_ranks = (pd.DataFrame(values.reshape(len(values), -1)).rank(axis=1)
-                          for values in (maps, others))
-    return ranks.corrwith(other_ranks, axis=1).fillna(0).to_numpy()
+    return np.nan_to_num(rank_correlations(*(values.reshape(len(values), -1)
+                                             for values in (maps, others))))
 
 
 def randomisation_table(correlations: np.ndarray, stages: Sequence[str], episodes: np.ndarray,

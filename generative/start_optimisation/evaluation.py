@@ -66,7 +66,8 @@ from generative.start_optimisation.prior_starts import prior_loss
 from generative.start_optimisation.search import NOISE, VECTOR, SearchContext
 from generative.start_worlds import on
 from stats.effects import MIN_STARTS, Condition, Outcome, compare_conditions
-from stats.significance import LEVEL, share
+from stats.report import bold, format_interval, format_p, format_range, format_share
+from stats.significance import LEVEL
 
 QUANTILE = 0.999  # quantile of recorded values above which a start is extreme
 SCORE = Outcome("score", "score, less that of the best recorded start (deviations)")
@@ -133,13 +134,10 @@ def _recorded_begins(context: SearchContext) -> np.ndarray:
 
     In noise, they are the recorded starts nearest to the best beginnings.
     """
-    numbers = range(len(context.objectives))
     if context.space == VECTOR:
-        return np.array([context.begins(number)[0] for number in numbers])
-    with torch.no_grad():
-        vectors = [begin.starts(*(tensor[:1] for tensor in begin.variables))[0]
-                   for begin in map(context.beginnings, numbers)]
-    return context.nearest(torch.cat(vectors).cpu().numpy(), 1)[0][:, 0]
+        return np.array([context.begins(number)[0] for number in range(len(context.objectives))])
+    vectors = torch.cat([vectors[:1] for vectors, _ in context.begin_starts])
+    return context.nearest(vectors.cpu().numpy(), 1)[0][:, 0]
 
 
 def _table_of(context: SearchContext, folder: SampleFolder, penalty: float,
@@ -304,13 +302,13 @@ def report(context: SearchContext, starts: pd.DataFrame, pairs: pd.DataFrame,
     number, step = len(context.starts.windows), context.plan.step
 
     def shares(column: str) -> list[str]:
-        return [_share(rows[column]) for rows in by_penalty.values()]
+        return [format_share(rows[column]) for rows in by_penalty.values()]
 
     def medians(column: str) -> list[str]:
         return [f"{rows[column].median():.2f}" for rows in by_penalty.values()]
 
     def beyond(column: str) -> list[str]:
-        return [_share(rows["score"] > rows[column] + LEAST) for rows in by_penalty.values()]
+        return [format_share(rows["score"] > rows[column] + LEAST) for rows in by_penalty.values()]
 
     if context.space == NOISE:
         space = (f"the noise of the prior, whose norm is kept. Searches begin from the best of "
@@ -328,10 +326,10 @@ def report(context: SearchContext, starts: pd.DataFrame, pairs: pd.DataFrame,
         (f"beyond the best of {context.best_of} recorded starts", *shares("beyond_best")),
         ("beyond the beginning of the search", *beyond("best_begin_score")),
         ("searches that returned another start than their beginning",
-         *(_share(starts["moved"][starts["penalty"] == penalty]) for penalty in by_penalty)),
+         *(format_share(starts["moved"][starts["penalty"] == penalty]) for penalty in by_penalty)),
         ("typical start", *shares("typical")),
         ("the simulated episode has ended by the step (probability of 0.5 or more)",
-         *(_share(rows["end"] >= 0.5) for rows in by_penalty.values())),
+         *(format_share(rows["end"] >= 0.5) for rows in by_penalty.values())),
         ("score, median", *medians("score")),
         ("score at the beginning of the search, median", *medians("best_begin_score")),
         ("score of the best recorded start, median", *medians("recorded_score")),
@@ -384,20 +382,13 @@ def report(context: SearchContext, starts: pd.DataFrame, pairs: pd.DataFrame,
                   f"its value at step {step} is beyond {100 * SHOWN:.0f} % of the recorded values; "
                   f"{100 * (1 - SHOWN):.0f} % would be by chance.", "",
                   *markdown_table(("", *titles, *_ARMS.values()), [
-                      ("shown", *(_share(rows["real_percentile"] >= SHOWN)
+                      ("shown", *(format_share(rows["real_percentile"] >= SHOWN)
                                   for rows in by_penalty.values()),
-                       *(_share(values >= SHOWN) for values in others)),
+                       *(format_share(values >= SHOWN) for values in others)),
                       ("percentile, median", *medians("real_percentile"),
                        *(f"{values.median():.2f}" for values in others)),
                       ("ended before the step", *shares("ended"), "", "")])]
     return "\n".join([*lines, *paired_report(pairs), *_effects(effects), *_objectives(best), ""])
-
-
-def _share(values: pd.Series) -> str:
-    """Format the share of true values with Wilson's 95 % interval (1927)."""
-    value, low, high = share(int(values.astype(bool).sum()), len(values))
-    return (f"{100 * value:.0f} % ({100 * low:.0f} to {100 * high:.0f}; "
-            f"{round(value * len(values))} of {len(values)})")
 
 
 def _effects(table: pd.DataFrame | None) -> list[str]:
@@ -413,11 +404,11 @@ def _effects(table: pd.DataFrame | None) -> list[str]:
                 ("arm", "compared with", "mean", "median", "p (Holm)", "controls", "p (controls)",
                  "verdict"),
                 [(_ARMS.get(row.arm, row.arm), _TITLES[row.outcome],
-                  f"{row.effect:+.3g} ({row.low_95:.3g} to {row.high_95:.3g})",
-                  f"{row.median_effect:+.3g} ({row.median_low_95:.3g} to "
-                  f"{row.median_high_95:.3g})", f"{row.p_holm:.2g}",
-                  f"{row.control_low:.3g} to {row.control_high:.3g}", f"{row.p_control:.2g}",
-                  f"**{row.verdict}**" if row.claimed else row.verdict)
+                  format_interval(row.effect, row.low_95, row.high_95, "+.3g"),
+                  format_interval(row.median_effect, row.median_low_95, row.median_high_95,
+                                  "+.3g"),
+                  format_p(row.p_holm), format_range(row.control_low, row.control_high),
+                  format_p(row.p_control), bold(row.verdict, row.claimed))
                  for row in table[~table["control"]].itertuples()])]
 
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-import torch
 
 from common.tables import markdown_table
 from generative.sample_files import SampleFolder
 from generative.start_optimisation.search import SearchContext
-from generative.start_worlds import rounded
 from stats.bootstrap import ClusterBootstrap, by_episode
+from stats.report import format_interval, format_p
 from stats.significance import holm, mcnemar_p
 
 LEAST = 0.01  # smallest difference of scores that counts; saturated units differ by rounding
@@ -36,21 +35,17 @@ _PAIRS = (
     (_REAL, "real_percentile", "recorded_percentile", "best recorded start"))
 
 
-@torch.no_grad()
 def find_moved(context: SearchContext, folder: SampleFolder) -> np.ndarray:
     """Return whether each search returned another start than its beginning, bool (O K,).
 
     Vectors and worlds are compared. Searches over vectors keep the worlds.
     """
     moved = []
-    for number in range(len(context.objectives)):
-        begin, samples = context.beginnings(number), list(context.numbers(number))
-        vectors, world = begin.starts(*(tensor.to(context.compute.device)
-                                        for tensor in begin.variables))
+    for number, (vectors, world) in enumerate(context.begin_starts):
+        samples = list(context.numbers(number))
         found, optimised = folder.worlds(samples), folder.stacked_field("bottleneck_vec", samples)
         changes = np.abs(optimised - vectors.cpu().numpy()).max(axis=1)  # (K,)
-        if begin.adaptive and world is not None and found is not None:
-            world = rounded(world)
+        if world is not None and found is not None:
             for name in ("squares", "corner", "places", "velocities"):
                 change = (getattr(found, name) - getattr(world, name).cpu()).abs().flatten(1)
                 changes = np.maximum(changes, change.amax(dim=1).numpy())
@@ -108,5 +103,5 @@ def paired_report(pairs: pd.DataFrame) -> list[str]:
                  "mean difference", "p (sign test)", "p (Holm)"),
                 [(f"{row.penalty:g}", row.outcome, row.compared_with, str(row.groups),
                   str(row.better), str(row.worse),
-                  f"{row.difference:+.2f} ({row.low_95:.2f} to {row.high_95:.2f})", f"{row.p:.2g}",
-                  f"{row.p_holm:.2g}") for row in pairs.itertuples()])]
+                  format_interval(row.difference, row.low_95, row.high_95, "+.2f"),
+                  format_p(row.p), format_p(row.p_holm)) for row in pairs.itertuples()])]

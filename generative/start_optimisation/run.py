@@ -21,7 +21,7 @@ from common.cli import count, from_zero
 from common.devices import Compute
 from common.errors import Stopped, UserError
 from common.files import sha256, versions
-from common.options import changed, option
+from common.options import option, redefine
 from common.parameters import PARAMETER_SET
 from common.results import ResultStore, Schema
 from generative.config import SaliencyConfig
@@ -66,7 +66,7 @@ class SearchOptions(SimulatorOptions, GeneratedDataOptions):
     inputs: ClassVar = ("data_dir",)
 
     # Gradients need full precision.
-    precision: str = changed(SimulatorOptions, "precision", default="float32")
+    precision: str = redefine(SimulatorOptions, "precision", default="float32")
     step: int | None = option(
         None, "simulated step at which a target is read, from 0; the last of the parameter set's "
               "common_timesteps if not given", type=from_zero)
@@ -200,7 +200,7 @@ def run_search(options: SearchOptions, folder: Path, schema: Schema, choose: Cho
     num_samples = 2 * (len(windows) - best_of) + options.num_starts * options.iterations
     names = [target.name for target in targets]
     settings = {
-        **described(options, simulator, dataset), "targets": names, "step": step,
+        **describe(options, simulator, dataset), "targets": names, "step": step,
         **target_settings, "num_recorded": len(windows), "num_steps": num_steps,
         "batch_size": options.batch_size, "seed": options.seed, "precision": compute.precision,
         **({"search_space": space, "num_prior_samples": num_samples} if has_prior else {}),
@@ -231,12 +231,12 @@ def run_search(options: SearchOptions, folder: Path, schema: Schema, choose: Cho
     return search
 
 
-def described(options: SearchOptions, simulator: Simulator, dataset: RolloutDataset) -> dict:
+def describe(options: SearchOptions, simulator: Simulator, dataset: RolloutDataset) -> dict:
     """Return the settings of a search that describe agent, simulator and recording."""
     return {
         "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
         "model_file": options.model_file.name, "model_sha256": sha256(options.model_file),
-        "simulator": simulator.config.described(), "data_dir": options.parameters.common.data_dir,
+        "simulator": simulator.config.describe(), "data_dir": options.parameters.common.data_dir,
         "recording_sha256": dataset.folder.sha256(options.check_contents)}
 
 

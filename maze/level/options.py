@@ -16,7 +16,7 @@ from agents.provenance import agent_sha256
 from common.cli import count, seed, whole
 from common.errors import UserError
 from common.files import versions
-from common.options import ComputeOptions, Options, changed, option
+from common.options import ComputeOptions, Options, option, redefine
 from common.results import ResultStore, Schema
 from envs.procgen_env import EnvConfig, LevelEdit
 from maze.level.grid import FREE, KINDS, WALL, Square
@@ -160,7 +160,7 @@ class AgentOptions(MazeOptions, ComputeOptions):
     output_dir: Path = option(help="folder to write to")
     overwrite: bool = option(False, "delete the previous contents")
     dry_run: bool = option(False, "print the levels and exit")
-    precision: str = changed(ComputeOptions, "precision", default="float32")
+    precision: str = redefine(ComputeOptions, "precision", default="float32")
 
     def load_agent(self) -> Policy:
         """Load the agent on the device of the options.

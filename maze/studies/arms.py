@@ -11,7 +11,7 @@ from agents.layers import ALL, layers_named
 from agents.networks import Policy
 from common.cli import count, from_zero, whole
 from common.errors import UserError
-from common.options import changed, option
+from common.options import option, redefine
 from interventions.controls import OTHERS, PERMUTED
 from interventions.vectors import SteeringVector
 from maze.level.grid import FORK, kind_of
@@ -45,7 +45,7 @@ COMPOSED = (-1.0, 1.0)  # coefficients of the cheese and the top right vector
 class ArmOptions(MazeOptions):
     """Options for the vectors that are added, and their controls."""
 
-    num_mazes: int = changed(MazeOptions, "num_mazes", default=400)
+    num_mazes: int = redefine(MazeOptions, "num_mazes", default=400)
     vector: tuple[str, ...] = option(
         (CHEESE.name,), "cheese: activations with the cheese minus activations without it; "
                         "top_right: activations with a path to the world's corner minus "
