@@ -31,7 +31,6 @@ from interventions.flags import (
     DirectionOptions,
     PatchOptions,
     SwapOptions,
-    open_arm,
     patched_precision,
 )
 from interventions.patch_text import arm_name
@@ -101,9 +100,9 @@ def record_samples(options: SampleOptions) -> list[SampleFolder]:
         dataset.check_agent(options.agent_file, policy)
     settings = describe(options, simulator, compute, plan, dataset)
     sampler = Sampler(simulator, compute, plan, dataset, options.num_starts)
-    patches = open_arm(arm, options, policy, None, lambda size, seed: recorded_reference(
+    patches = options.open_arm(policy, None, lambda size, seed: recorded_reference(
         RolloutFolder(Path(data_dir)), sampler.episodes, size, seed))
-    swap = options.open_swap(policy, options.agent_file, compute.device)
+    swap = options.open_swap(policy, options.agent_file)
     descriptions: list[dict] = [{}]
     scopes: list[contextlib.AbstractContextManager] = [contextlib.nullcontext()]
     unaltered = {"unaltered": plan.folder_name}

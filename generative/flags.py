@@ -79,6 +79,21 @@ class TrainSimulatorOptions(DataOptions, ParameterComputeOptions):
     loss_scale_done: float = option(1.0, "weight of the loss term for the terminal")
     loss_scale_kl: float = option(1.0, "weight of the loss term for the KL")
 
+    def open_simulator(self, compute: Compute | None = None,
+                       model_file: Path | None = None) -> Simulator:
+        """Load a simulator with its agent, see ``generative.runs.open_simulator``.
+
+        Args:
+            compute: device and precision, if not those of the options.
+            model_file: simulator file, if not that of the options.
+        """
+        from generative.runs import open_simulator  # imports TensorBoard, which is slow
+
+        model_file = model_file or self.model_file
+        assert model_file is not None
+        return open_simulator(model_file, self.agent_file, self.parameters.get(SimulatorConfig),
+                              compute or self.compute)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulatorOptions(TrainSimulatorOptions):
@@ -89,17 +104,6 @@ class SimulatorOptions(TrainSimulatorOptions):
     model_file: Path = redefine(TrainSimulatorOptions, "model_file", default=dataclasses.MISSING,
                                 help="simulator file")
     batch_size: int = option(32, "samples per batch", type=count)
-
-    def open_simulator(self, compute: Compute | None = None) -> Simulator:
-        """Load the simulator with its agent, see ``generative.runs.open_simulator``.
-
-        Args:
-            compute: device and precision, if not those of the options.
-        """
-        from generative.runs import open_simulator  # imports TensorBoard, which is slow
-
-        return open_simulator(self.model_file, self.agent_file,
-                              self.parameters.get(SimulatorConfig), compute or self.compute)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
