@@ -1,7 +1,6 @@
 """Acting: run an agent on observations and draw its actions, with optional action noise.
 
-Letters in shape comments: N environments, M frames, E embedding, H W C a frame, D hidden state,
-A actions.
+Letters in shape comments: M frames, E embedding.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ def reset_hidden(policy: Policy, hidden: Tensor, first: Tensor) -> Tensor:
     """Reset the hidden states of environments that start an episode to the initial state.
 
     Args:
-        policy: the agent.
         hidden: states that left the previous step (N, D).
         first: whether each environment starts an episode, bool (N,).
 
@@ -45,7 +43,6 @@ def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
     """Embed frames as float32 (M, E), in chunks to limit memory.
 
     Args:
-        policy: the agent.
         frames: uint8 (M, H, W, C), on the policy's device.
         compute: precision and memory layout.
     """
@@ -68,8 +65,6 @@ def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
     Frames are transferred to the device as uint8 and converted to floats there.
 
     Args:
-        policy: the agent.
-        compute: device, precision and memory layout.
         frames: uint8 (N, H, W, C).
         hidden_in: states that enter the step (N, D).
     """
@@ -131,9 +126,6 @@ def load_action_noise(env_name: str) -> ActionNoise:
     """Read a game's action noise from ``hyperparams/action_noise.yml``.
 
     Games without a section use the section ``other_games``.
-
-    Args:
-        env_name: name of the game.
 
     Raises:
         UserError: if both sections are missing, or the section is invalid.

@@ -203,9 +203,6 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
 def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Path) -> Policy:
     """Build an untrained policy whose architecture and sizes fit the tensors of a state dict.
 
-    Args:
-        path: the agent file, for messages.
-
     Raises:
         UserError: if the tensors do not belong to an agent.
     """
@@ -340,9 +337,6 @@ def adam_moments(state_dict: dict, shapes: Mapping[str, torch.Size],
 
 def load_weights(policy: Policy, weights: dict[str, Tensor], path: Path) -> None:
     """Load weights into a policy.
-
-    Args:
-        path: the agent file, for messages.
 
     Raises:
         UserError: if a tensor is missing, unknown or of the wrong shape; the message names it.

@@ -3,8 +3,7 @@
 An edit is a permanent forward hook on its layer, so every forward pass of the agent includes it,
 and patches and activation caches see the edited output.
 
-Letters in shape comments: N frames, C channels (or units) and H W cells of a layer, M slots, F
-directions, R their rank.
+Letters in shape comments: M slots, F directions, R their rank.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class Edit:
     b - s P b minus the second half.
 
     Attributes:
-        layer: path of the layer.
         directions: nonzero directions, one per row, float32 (F, M); only their span matters.
         strength: factor s; 1 removes the directions, 2 reverses them.
 

@@ -54,11 +54,7 @@ def unknown_hazards(game: str) -> str:
 
 
 class FailureAttributor(StateView):
-    """Find the causes of failures by replaying steps in a copy of the level.
-
-    Args:
-        config: configuration of the game.
-    """
+    """Find the causes of failures by replaying steps in a copy of the level."""
 
     def __init__(self, config: EnvConfig):
         super().__init__(config)
@@ -84,7 +80,6 @@ class FailureAttributor(StateView):
 
         Args:
             before: state before the step that ended the episode.
-            action: action of this step.
 
         Returns:
             One of ``causes_of``; None if the step solves the level.
@@ -111,9 +106,7 @@ class FailureAttributor(StateView):
         """Return whether removing all nearby hazards of the given kinds prevents the failure.
 
         Args:
-            kinds: kinds of hazard.
             state, before: state before the step, parsed and as bytes.
-            action: action of the step.
         """
         for kind in kinds:
             state = removed(state, kind, NEAR)
@@ -137,9 +130,6 @@ class StateSampler:
 
     It keeps the last state that it read in each episode, and estimates the number of steps with
     hazards in view.
-
-    Args:
-        game: name of the game.
 
     Attributes:
         last: pair (step, state) of the last state that was read, by the episode's number.
@@ -172,7 +162,6 @@ def attribute_failures(config: EnvConfig, play: Callable[..., Iterator[Episode]]
     """Play episodes, and yield each as soon as it ends, with the cause of its failure.
 
     Args:
-        config: configuration of the game.
         play: ``play_episodes`` with all arguments bound except ``watch``.
 
     Yields:
@@ -198,7 +187,6 @@ def recorded_causes(folder: RolloutFolder, episodes: Iterable[int]) -> dict[int,
     Every frame is compared with the recording, which takes 0.3 ms per step.
 
     Args:
-        folder: the recording.
         episodes: numbers of finished episodes; see ``RolloutFolder.finished``.
 
     Returns:

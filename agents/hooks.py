@@ -48,7 +48,6 @@ class ChangeSize:
     """Mean size of the change of a layer's output by a patch, over the frames on which it acted.
 
     Attributes:
-        layer: name of the layer.
         pictures: number of these frames; stored files use this name, too.
         in_std: Euclidean norm of the change after the change of each unit is divided by the unit's
             standard deviation; units that do not vary are left out. None if no standard deviations
@@ -198,7 +197,6 @@ class ActivePatches:
         """Apply the patches of a layer to its output (…, *shape).
 
         Args:
-            layer: module path of the layer.
             output: output of the layer for B rows.
             info: batch metadata (B rows); None if the forward pass has none.
             state: recurrent state that enters the step (B, D), for the layer ``hidden_state`` only.
@@ -218,7 +216,6 @@ class ActivationCache(Mapping):
 
     Args:
         layers: layers by the names that were passed to ``cached``.
-        device: device of the copies.
         graph: keep the original tensors with their autograd graph instead of copies.
         before: cache outputs before patches are applied.
 
@@ -268,7 +265,6 @@ class ActivationCache(Mapping):
         """Store an output.
 
         Args:
-            layer: module path of the layer.
             is_continued: whether the output is a further chunk of the previous batch.
         """
         if not self._graph:

@@ -3,9 +3,6 @@ a teacher's policy as an auxiliary loss of PPO, with a weight that falls to 0.
 
 The teacher sees every frame of the student's rollouts and keeps its own hidden state; it takes no
 actions. Its outputs are computed once per rollout.
-
-Letters in shape comments: T steps of a rollout, N environments, H W C a frame, A actions, D the
-teacher's hidden state.
 """
 
 from __future__ import annotations
@@ -70,7 +67,6 @@ class Teacher:
     Args:
         policy: teacher of any architecture and width, recurrent or feed-forward.
         num_envs: number of environments N of the student's rollouts.
-        compute: device and precision.
     """
 
     def __init__(self, policy: Policy, num_envs: int, compute: Compute):
@@ -101,8 +97,5 @@ def remaining_weight(config: AgentConfig, progress: float) -> float:
     """Return the factor of the loss weights, which falls linearly from 1 to 0.
 
     It is 0 from ``kickstart_until`` on.
-
-    Args:
-        progress: completed fraction of the run.
     """
     return 1 - progress / config.kickstart_until if progress < config.kickstart_until else 0.0

@@ -4,7 +4,7 @@ A layer is a module of the policy whose output is one tensor, and its name is th
 such as ``embedder.block2.res1.resadd``. If nested modules share an output (``embedder.block2.res1``
 returns the output of its ``resadd``), the name is the path of the innermost module.
 
-Letters in shape comments: C channels and H W cells of a map, U units.
+Letters in shape comments: U units.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ The *hidden state* of an agent is the vector that its policy and value heads rea
 GRU, or the embedding in a feed-forward agent, which has no memory. All code that reads or changes
 hidden states works for both kinds of agent.
 
-Letters in shape comments: N frames, T time steps, B sequences, C H W a frame, E embedding,
-D hidden state, A actions.
+Letters in shape comments: E embedding.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 The mask of a kind of object in a frame is the set of pixels that change when objects of this kind
 are not rendered; occluded parts are excluded.
-
-Letters in shape comments: K kinds of object, T frames, H W C a frame.
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ class ObjectPainter:
     """Renderer of level states that leaves out one kind of object at a time.
 
     Args:
-        config: the game.
         kinds: K kinds of object.
     """
 
@@ -67,9 +64,7 @@ def recorded_without(folder: RolloutFolder, painter: ObjectPainter, episode: int
     """Render consecutive frames of a recorded episode without each kind of object.
 
     Args:
-        folder: the recording.
         painter: renderer for the game of the recording and K kinds of object.
-        episode: number of the episode.
         first: row of the first frame.
         frames: recorded frames, excluding the terminal frame, uint8 (T, C, H, W).
 

@@ -2,7 +2,7 @@
 
 Saliency and influence analyses use only the outputs in ``ANSWERS``; attributions use all outputs.
 
-Letters in shape comments: A actions; … any leading dimensions.
+Letters in shape comments: … any leading dimensions.
 """
 
 from __future__ import annotations

@@ -108,8 +108,6 @@ class Selection:
     """Entries of a layer's output that a patch acts on.
 
     Attributes:
-        policy: the agent.
-        layer: the layer.
         channels: indices of channels, int64 (K,), or None for all.
         cells: indices of cells in reading order, int64 (M,), or None for all.
     """
@@ -152,10 +150,6 @@ class Selection:
 
     def values(self, values: Values, name: str) -> Callable[[PatchContext], Tensor]:
         """Return a function from a context to values that are broadcastable to (R, K, M).
-
-        Args:
-            values: values of a patch.
-            name: description of the values, for messages.
 
         Raises:
             UserError: if a mapping lacks the layer, or an array does not fit or is not finite; also

@@ -182,7 +182,6 @@ def _spread_row(gradient, origin, first, even, odd, channels):
         origin: index within each window, 0 to 8, of its maximum (L,).
         first: index within a window of its leftmost entry in the input row: 0, 3 or 6.
         even, odd: gradients of the even and odd columns (L,), which are updated in place.
-        channels: number of channels.
     """
     nothing, length = np.float32(0), uint64(origin.size)
     for e in range(length):

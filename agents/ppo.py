@@ -3,8 +3,7 @@
 One iteration, from top to bottom: :meth:`Collector.play` collects a rollout, :func:`advantages`
 and :func:`ppo_losses` are the formulas, and :func:`update` takes the gradient steps.
 
-Letters in shape comments: T steps of a rollout, N environments (of this process, if several
-train together), B environments or frames of a minibatch, H W C a frame, D hidden state, A actions.
+Letters in shape comments: B environments or frames of a minibatch.
 """
 
 from __future__ import annotations
@@ -59,12 +58,8 @@ class Collector:
     """Collector of rollouts: environments, and the policy's hidden state in each of them.
 
     Args:
-        env_config: game and levels.
-        policy: the agent.
-        compute: device and precision.
         num_envs: total number of environments, which the processes share.
         seed: seed of levels and actions; the draws do not depend on the number of processes.
-        num_threads: number of threads that step the environments.
         edit: optional edit of new levels.
         world: the group of training processes.
     """
@@ -96,7 +91,6 @@ class Collector:
         """Take ``n_steps`` steps in every environment.
 
         Args:
-            n_steps: number of steps.
             rollout: rollout to store the steps in; if None, they only update the episode
                 statistics.
             normalize: store normalised rewards.
@@ -166,7 +160,6 @@ def advantages(rewards: Tensor, values: Tensor, ended: Tensor, gamma: float, lmb
         rewards: (T, N).
         values: value estimates of all frames and of the frame after the last step (T + 1, N).
         ended: (T, N), 1 where step t ended its episode.
-        gamma: discount factor.
         lmbda: lambda; 0 gives one-step temporal-difference errors, 1 Monte Carlo estimates.
         use_gae: if false, use the discounted return minus the value, which equals lambda = 1.
 
@@ -246,7 +239,6 @@ def minibatches(config: AgentConfig, generator: torch.Generator,
     then uses the part that belongs to its own environments, which may be empty.
 
     Args:
-        config: parameter set.
         generator: random generator, in the same state in all processes.
         world: the group of training processes.
     """
@@ -279,8 +271,6 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
         policy: the agent, which is updated in place.
         optimizer: optimiser of the policy's parameters.
         rollout: steps of this process's environments.
-        config: parameter set.
-        compute: device and precision.
         generator: random generator of the minibatches, in the same state in all processes.
         guidance: a teacher's outputs for the rollout; None without a teacher.
         world: the group of training processes.

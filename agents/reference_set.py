@@ -2,8 +2,8 @@
 
 The frames come from levels other than those on which a study measures effects.
 
-Letters in shape comments: n frames of the set, H W a frame, C channels and P cells of a layer,
-*shape a layer's shape for one frame, D hidden state.
+Letters in shape comments: n frames of the set; C channels and P cells of a layer, *shape a layer's
+shape for one frame.
 """
 
 from __future__ import annotations
@@ -130,10 +130,8 @@ def recorded_reference(folder: RolloutFolder, without: Collection[int], size: in
     """Create a reference set from random frames of a recording.
 
     Args:
-        folder: the recording.
         without: numbers of the measured episodes, which are excluded.
         size: number of frames; each is drawn from a random episode, without its terminal frame.
-        seed: seed of the draws.
 
     Raises:
         UserError: if the recording is missing or damaged, or has no episodes left.
@@ -154,7 +152,6 @@ def played_reference(policy: Policy, compute: Compute, env: EnvConfig, measured:
 
     Args:
         policy: the agent, without patches.
-        compute: device and precision.
         env: the game; its range of levels is ignored.
         measured: seeds of the measured levels, which are excluded.
         size: number of levels and frames.
@@ -195,7 +192,6 @@ def random_steps(policy: Policy, compute: Compute, env: EnvConfig,
 
     Args:
         levels: pairs of episode number and level seed.
-        seed: seed of actions and steps.
         what: kind of episode, for the progress bar.
         edit: optional edit of every level before it is played.
 

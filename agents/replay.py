@@ -58,9 +58,6 @@ def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, la
 
     Args:
         slots: environments of the recorded game.
-        slot: index of the environment.
-        folder: the recording.
-        episode: number of the episode.
         last: last row to replay; it must precede the terminal row.
 
     Yields:
@@ -89,9 +86,6 @@ def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, la
 def replayed(folder: RolloutFolder, episode: int, rows: Collection[int]
              ) -> Iterator[tuple[int, LevelState]]:
     """Yield the level states of some rows of a recorded episode, in ascending order.
-
-    Args:
-        rows: rows other than the terminal row.
 
     Yields:
         Row, and the level state that its frame shows.

@@ -13,9 +13,6 @@ Layout, as published::
     data/recording.json                  settings of the recording and, once it is complete,
                                          digests of its episodes, see ``agents.provenance``
 
-Letters in shape comments: L frames of an episode, including the terminal frame; H W C a frame; D
-hidden state; A actions.
-
 POSITION_COLUMNS hold the player's position in squares, measured from the lower left corner of the
 level: x to the right, y upwards. They are empty in the last row, whose frame shows no level.
 
@@ -176,7 +173,6 @@ class RolloutFolder(ResultStore):
         Logs a warning for each episode that differs from its stored digest.
 
         Args:
-            numbers: numbers of the episodes.
             stored: stored digests. An episode's stored digest is returned if the total size of its
                 files is unchanged and no file is newer than ``stored_at``; otherwise the files are
                 read.
@@ -322,9 +318,6 @@ class RolloutWriter:
     Args:
         path: the data folder; created if missing.
         description: settings of the recording. A recording with the same settings is resumed.
-        overwrite: delete the previous contents of the folder.
-        shard: shard that this process records.
-        num_episodes: total number of episodes of all shards.
 
     Raises:
         UserError: if the folder contains a recording with other settings (see
@@ -354,7 +347,6 @@ class RolloutWriter:
         """Store a finished episode.
 
         Args:
-            number: number of the episode.
             arrays: the episode; ``steps`` may lack the columns episode and global_step.
             video: frames (H, W, C) of ``sample_<number>.mp4``, or None for no video.
             worlds: worlds by row.
@@ -417,7 +409,6 @@ def _place_steps(folder: RolloutFolder, number: int, global_step: int,
     """Write the CSV of a finished episode if it is missing, and return the episode's length.
 
     Args:
-        number: number of the episode.
         global_step: global step of the episode's first row.
         through: folder for temporary files, see ``atomic_path``.
 
@@ -450,9 +441,6 @@ def _place_steps(folder: RolloutFolder, number: int, global_step: int,
 
 def join_recording(path: Path, num_episodes: int | None = None) -> RolloutFolder:
     """Join the shards of a recording, unless they are already joined.
-
-    Args:
-        num_episodes: expected number of episodes.
 
     Raises:
         UserError: if a shard or an episode is missing, or a file is damaged (the message names

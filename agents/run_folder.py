@@ -37,9 +37,7 @@ class TrainSettings:
 
     Attributes:
         exp_name: name of the experiment, for the folder and titles.
-        param_name: name of the parameter set.
         env: game and training levels; validation uses ``env.unseen_levels()``.
-        agent: the parameter set.
         seed: seed of the weights, the levels drawn, the actions and the minibatches.
         num_timesteps: number of environment steps; the learning rate falls to 0 at the end.
         num_checkpoints: number of agent files kept, evenly spaced.
@@ -49,7 +47,6 @@ class TrainSettings:
         teacher_sha256: checksum of the teacher's file, or "".
         keep_optimizer: also start from the optimiser state in ``model_file``.
         precision: float32 or bfloat16.
-        num_threads: number of threads that step the environments.
         cheese_region, val_cheese_region: size of the region in which the cheese is placed in
             training and in validation, 0 for anywhere; maze only.
 

@@ -1,7 +1,6 @@
 """Similarity of the policies, values and activations of two agents.
 
-Letters in shape comments: n frames, H W a frame, T frames of an episode, F and G entries of two
-layers, A actions, D hidden state.
+Letters in shape comments: n frames, F and G entries of two layers.
 """
 
 from __future__ import annotations
@@ -86,10 +85,6 @@ def compare_agents(policy: Policy, other: Policy, compute: Compute, env: EnvConf
     The hidden state of each agent results from the preceding frames of the episode.
 
     Args:
-        policy, other: the agents.
-        compute: device and precision.
-        env: game and levels.
-        num_levels: number of levels that are drawn.
         seed: seed of levels, actions and steps.
         edit: edit of every level before it is played.
 

@@ -59,7 +59,6 @@ class TrainingRun:
             the new run's folder. The attribute ``folder`` is the folder in use.
         settings: settings of the run. In a resumed run, a larger ``num_timesteps`` stretches the
             remaining learning-rate schedule.
-        compute: device and precision.
         edit, val_edit: edits of new levels in training and in validation, which place the cheese;
             each is given if, and only if, ``cheese_region`` or ``val_cheese_region`` is not 0.
         world: the group of training processes. Each creates a ``TrainingRun`` for the same folder,
@@ -190,10 +189,6 @@ class TrainingRun:
 
     def _checked(self, state: dict, where: str) -> dict:
         """Check the contents of a resume file, and return the entries that a run reads.
-
-        Args:
-            state: contents of the file.
-            where: name of the file, for messages.
 
         Raises:
             UserError: if an entry does not fit this run; the message names it.
@@ -393,7 +388,6 @@ def _check_collector(collector: Collector, state, where: str, normalizes: bool =
     Args:
         collector: the collector that would load the state.
         state: contents of a file, of any type.
-        where: name of the state, for messages.
         normalizes: whether the state must include a reward normaliser. Otherwise it may include
             one, because earlier versions stored one for validation.
 

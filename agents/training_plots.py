@@ -30,7 +30,6 @@ def draw(axes: plt.Axes, log: pd.DataFrame, name: str) -> None:
     Returns, lengths and numbers of episodes are shown for training levels and unseen levels.
 
     Args:
-        axes: the axes to draw on.
         log: the run's ``log.csv``.
         name: quantity, a key of ``TITLES``.
     """

@@ -65,10 +65,7 @@ def draws_of(num_samples: int, share: float, number: int, seed: int) -> list[np.
     each has more than half of the samples.
 
     Args:
-        num_samples: number of samples to draw from.
         share: size of a subset, as a share of the samples.
-        number: number of subsets.
-        seed: seed of the draws.
 
     Returns:
         Ascending indices of the samples in each subset.
@@ -88,7 +85,6 @@ def without_behaviours(features: np.ndarray, config: BehavioursConfig, seed: int
     Args:
         features: features of all steps (M, T, F).
         config: parameters; only the number of principal components is used.
-        seed: seed of the PCA and of the permutations.
 
     Returns:
         Features of the control, float32 (M, T, F).
@@ -112,8 +108,6 @@ def behaviours_of(features: np.ndarray, draw: np.ndarray, config: BehavioursConf
     Args:
         features: features of all steps (M, T, F).
         draw: indices of the n samples in the draw (n,).
-        config: numbers of components and clusters.
-        seed: seed of the PCA and of the clustering.
         tsne_seed: seed of t-SNE.
 
     Returns:

@@ -20,8 +20,7 @@ marked *; N is the number of simulated samples, and rows are the steps of sample
 
 All are ``.npy`` files; ``settings_N.json`` * holds the settings and facts about each step.
 
-Letters in shape comments: M samples (N in file names), T steps per sample, D units of the agent's
-state, F features per step, P principal components, B behaviours, A actions.
+Letters in shape comments: F features per step, B behaviours.
 """
 
 from __future__ import annotations
@@ -256,9 +255,7 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: n
     """Draw one behaviour: the positions of its steps, and the actions and values of its samples.
 
     Args:
-        behaviour: number of the behaviour.
         note: text after the number in the title.
-        clusters: plots of the clusters of all steps.
         members: whether each sample shows the behaviour, bool (M,); if no sample does, the panels
             show only the values and actions of all samples.
         values: value estimates of the agent (M, T).
@@ -301,7 +298,6 @@ def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: n
         labels: cluster of each step (M, T).
         shares: share of each action in the samples of each behaviour (B, A); NaN for a behaviour
             without samples.
-        title: title of the figure.
     """
     numbers = np.arange(len(sizes))
     steps = np.stack([(labels == number).sum(axis=0) for number in numbers])  # (B, T)
@@ -346,9 +342,7 @@ def draw_strips(figure: FigureBase, samples: SampleFolder, numbers: Sequence[int
     that led to it.
 
     Args:
-        figure: figure to draw into.
         samples: folder of the samples.
-        numbers: numbers of the n samples.
         actions: action that led to each step, -1 if unknown (n, T).
         voting: whether each step is in the cluster of the behaviour; such frames get a coloured
             border, bool (n, T).
@@ -375,9 +369,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     Args:
         results: precomputed results.
         samples: folder of the samples.
-        steps: steps of the same samples.
         config: ignored; the figures of all analyses are drawn with the same arguments.
-        seed: seed of the order in which states are drawn.
 
     Raises:
         UserError: if a file is missing or damaged, or belongs to other samples.
@@ -422,10 +414,8 @@ def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.nd
 
     Args:
         samples: folder of the samples.
-        steps: steps of the same samples.
         labels: cluster of each step, -1 for none (M * T,).
         per_sample: behaviour of each sample, -1 for none (M,).
-        number: number of behaviours.
         plane: t-SNE map of all steps.
     """
     plots, labels = ClusterPlots([plane], labels), steps.by_sample(labels)  # (M, T)

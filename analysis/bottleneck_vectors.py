@@ -25,7 +25,7 @@ All files without a suffix here are ``.npy`` files. The settings file ``settings
 the uniformity statistics. A published folder may have the coordinates under either of two names,
 ``lv_inf_pca_N`` or ``pca_data_lv_inf_N``; both are read.
 
-Letters in shape comments: N vectors, V dimensions, P principal components.
+Letters in shape comments: V dimensions.
 """
 
 from __future__ import annotations
@@ -236,9 +236,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     Args:
         results: precomputed results.
         samples: folder of the informed samples.
-        steps: steps of the same samples.
         config: ignored; the figures of all analyses are drawn with the same arguments.
-        seed: seed of the order in which vectors are drawn.
 
     Raises:
         UserError: if a file is missing or damaged.

@@ -118,7 +118,7 @@ def write_stories(options: StoriesOptions) -> Path:
 class BehaviourPages:
     """Writer of the pages with causal stories, one page per behaviour.
 
-    Letters in shapes: M samples, T steps per sample, I independent components (ICs).
+    Letters in shape comments: I independent components (ICs).
 
     Args:
         comparison: results of dynamics_grads_consistency_plots.py.
@@ -130,7 +130,6 @@ class BehaviourPages:
         num_films: number of samples of each behaviour that are shown.
         names: names that the user gave to behaviours, by behaviour number.
         plots: folder with the figures of the comparison; pages link to the figures that exist.
-        seed: seed of the choice of samples that are shown.
 
     Raises:
         UserError: if the comparison is damaged or belongs to other samples, or if ``names``
@@ -163,7 +162,6 @@ class BehaviourPages:
         """Write all pages and figures.
 
         Args:
-            folder: folder to write to.
             final: final location of this folder, from which relative links are computed.
 
         Returns:
@@ -309,10 +307,7 @@ def plot_films(path: Path, films: np.ndarray, labels: Sequence[str], title: str)
     """Draw the frames of samples, one sample per row.
 
     Args:
-        path: file to write.
         films: frames of the samples, uint8 (samples, T, height, width, 3).
-        labels: label of each row.
-        title: title of the figure.
     """
     figure, panels = _frames(*films.shape[:2])
     for row, (film, label) in enumerate(zip(films, labels)):
@@ -329,10 +324,8 @@ def plot_component(path: Path, frames: Sequence[np.ndarray], notes: Sequence[Seq
     """Draw frames in which a component is highest (first row) and lowest (second row).
 
     Args:
-        path: file to write.
         frames: frames of each of the two rows, uint8 (frames per row, height, width, 3).
         notes: for each row, the captions below its frames.
-        title: title of the figure.
     """
     figure, panels = _frames(2, len(frames[0]))
     for axes, of_row, label, words in zip(panels, frames, ("highest", "lowest"), notes):
@@ -349,11 +342,9 @@ def plot_influences(path: Path, rows: pd.DataFrame, others: Sequence[pd.Series |
     influences are filled.
 
     Args:
-        path: file to write.
         rows: rows of ``agreement.csv``, one per influence, all with the same kind of gradient.
         others: rows of the same influences for the other kind of gradient, None if not computed.
         kinds: kinds of gradient that were computed, WITH or WITHOUT paths through the environment.
-        title: title of the figure.
     """
     figure = Figure(figsize=(9, 1.6 + 0.34 * len(rows)), layout="constrained")
     axes = figure.subplots()

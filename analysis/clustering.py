@@ -3,8 +3,7 @@
 Neighbours are exact for few rows and approximate for many. t-SNE is initialised with the first
 principal components.
 
-Letters in shape comments: N rows, D or d coordinates, Q queries, k neighbours, c dimensions of a
-t-SNE map.
+Letters in shape comments: D or d coordinates; Q queries; k neighbours, c dimensions of a t-SNE map.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ def nearest_neighbours(rows: np.ndarray, k: int, seed: int,
     Args:
         rows: rows to compare, float32 (N, D), with N above k.
         k: number of neighbours of each row.
-        seed: seed of the descent.
         exact_rows: largest number of rows for which all distances are computed.
 
     Returns:
@@ -115,7 +113,6 @@ def find_outliers(states: np.ndarray, max_k: int,
     Args:
         states: standardised states (N, D).
         max_k: exclusive upper bound of k, at least 6.
-        seed: seed of the neighbour search.
 
     Returns:
         True for outliers, bool (N,), and the values of k that took part in the vote.
@@ -164,9 +161,6 @@ def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
 
     Args:
         rows: rows to cluster, float32 (N, d).
-        method: name of the method.
-        num_clusters: number of clusters.
-        seed: seed of the initialisation and of the choice of fitted rows.
         fit_rows: largest number of rows to fit to.
 
     Returns:
@@ -252,7 +246,6 @@ def embed(principal: np.ndarray, num_components: int, seed: int,
     Args:
         principal: principal coordinates in order of descending variance, float32 (N, d).
         num_components: number of dimensions of the map, c: 2 or 3.
-        seed: seed of t-SNE and of the choice of fitted rows.
         fit_rows: largest number of rows to fit to; None for 100 000 or, in three dimensions,
             20 000.
 

@@ -1,7 +1,6 @@
 """Standardisation, PCA, ICA and non-negative matrix factorisation of states.
 
-Letters in shape comments: N states, D units, P principal components, k independent components,
-F factors.
+Letters in shape comments: D units, k independent components, F factors.
 """
 
 from __future__ import annotations
@@ -90,8 +89,6 @@ def principal_components(states: np.ndarray, number: int, seed: int = 0) -> Prin
 
     Args:
         states: standardised states, float32 (N, D).
-        number: number of components.
-        seed: seed of the randomised SVD.
 
     Raises:
         UserError: if ``number`` exceeds the number of units or states, or if no unit varies.
@@ -142,7 +139,6 @@ def independent_components(principal: np.ndarray, kept: np.ndarray, variances: n
         variances: variances of these coordinates (k,).
         max_iter: maximum number of iterations.
         tol: change of the directions below which the fit has converged.
-        seed: seed of the initial unmixing matrix.
 
     Returns:
         Arrays, and facts about the fit, by name:
@@ -183,7 +179,6 @@ def factorise(states: np.ndarray, number: int, max_iter: int, tol: float,
         number: number of factors F.
         max_iter: maximum number of iterations.
         tol: tolerance below which the fit has converged.
-        seed: seed of the initialisation.
 
     Returns:
         Arrays, float32, and facts about the fit, by name:

@@ -13,7 +13,7 @@ number of simulated samples, and rows are the steps of sample 0, then of sample 
 
 All are ``.npy`` files; ``settings_N.json`` * holds the settings and facts about each step.
 
-Letters in shape comments: P principal components, E units of the environment's state, C clusters.
+Letters in shape comments: E units of the environment's state, C clusters.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     Args:
         results: precomputed results.
         samples: folder of the samples.
-        steps: steps of the same samples.
         config: parameters; only ``num_epi_paths``, the number of trajectories, is used.
-        seed: seed of the order in which states are drawn and of the choice of trajectories.
 
     Raises:
         UserError: if a file is missing or damaged, or belongs to other samples.

@@ -1,7 +1,6 @@
 """Figures shared by several analyses, as pairs of a file name and a figure.
 
-Letters in shape comments: N states, P principal components, d coordinates, n samples of T frames,
-H W C height, width and channels of a frame.
+Letters in shape comments: P principal components, d coordinates; n samples of T frames.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ def can_draw(figures: str, results: StepResults, *entries: str) -> bool:
     """Return whether the results contain all given entries, and print the missing ones.
 
     Args:
-        figures: description of the figures, for the message.
         results: precomputed results.
         entries: names of the entries that the figures need.
     """
@@ -111,7 +109,6 @@ def draw_planes(planes: Mapping[str, Plane], colourings: Colourings, seed: int) 
     Args:
         planes: planes by the prefix of their file names.
         colourings: colourings by the suffix of the file names.
-        seed: seed of the order in which states are drawn.
     """
     for name, plane in planes.items():
         for what, colouring in colourings.items():
@@ -119,14 +116,7 @@ def draw_planes(planes: Mapping[str, Plane], colourings: Colourings, seed: int) 
 
 
 def draw_space(space: Plane, colourings: Colourings, names: Iterable[str], seed: int) -> Figures:
-    """Draw one rotating figure per name; none if the projection has two dimensions.
-
-    Args:
-        space: projection of the states.
-        colourings: colourings by name.
-        names: names of the colourings to draw.
-        seed: seed of the choice of drawn states and their order.
-    """
+    """Draw one rotating figure per name; none if the projection has two dimensions."""
     if space.places.shape[1] >= 3:
         for name in names:
             yield f"rotating_{name}.gif", plot_space(space, colourings[name], seed)
@@ -137,12 +127,9 @@ def draw_paths(plane: Plane, sequences: np.ndarray, what: str, num_paths: int,
     """Draw trajectories of randomly chosen sequences of states.
 
     Args:
-        plane: projection of all states.
         sequences: index of each state's sequence (N,).
         what: kind of sequence, such as "episode".
-        num_paths: number of sequences to draw.
         note: returns the text above the panel of a sequence.
-        seed: seed of the choice of sequences.
 
     Raises:
         UserError: if there are fewer than ``num_paths`` sequences.
@@ -162,9 +149,7 @@ def draw_clusters(planes: Sequence[Plane], labels: np.ndarray, num_clusters: int
     """Draw one figure for each of the ``most`` largest clusters.
 
     Args:
-        planes: projections of all states.
         labels: cluster of each state (N,).
-        num_clusters: number of clusters.
         note: returns the text above the figure of a cluster.
         frames: returns the frames to show below the figure of a cluster, or None.
         most: largest number of figures.
@@ -218,7 +203,6 @@ def colour_by_cluster(labels: np.ndarray, num_clusters: int, what: str = "cluste
 
     Args:
         labels: cluster of each state, -1 for none (N,).
-        num_clusters: number of clusters.
         what: word for a cluster in the legend, such as "behaviour".
         label: meaning of the colours; ``what`` if None.
     """

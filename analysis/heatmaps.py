@@ -60,7 +60,6 @@ class ColourScale:
     """Map from values to colours.
 
     Attributes:
-        norm: range of values.
         colours: name of the matplotlib colour map.
         label: label of the colour bar, with its unit.
         beyond: whether some values lie outside the range and are clipped to its end.
@@ -97,7 +96,6 @@ class Heatmap:
 
     Attributes:
         matrix: values (I, J).
-        title: title above the matrix.
         marked: whether each entry is marked with a dot, bool (I, J); None for no dots.
     """
 
@@ -129,10 +127,8 @@ def plot_matrices(panels: Sequence[Heatmap], names: Names, scales: Sequence[Colo
 
     Args:
         panels: matrices, row by row.
-        names: names of rows and columns.
         scales: one scale for all panels, one per column of panels, or one per panel.
         columns: number of panels in a row.
-        title: title of the figure.
         seriation: order of rows and columns; None keeps the given order.
         tree: whether to draw the dendrogram of the seriation on the left.
     """

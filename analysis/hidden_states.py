@@ -2,8 +2,7 @@
 
 ``interventions.hidden_states_folder`` declares the files.
 
-Letters in shape comments: N recorded states, M simulated states, D hidden units, P principal
-components.
+Letters in shape comments: M simulated states.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
     Args:
         states: recorded states, float32 (N, D).
         simulated: simulated states to project onto the same components, float32 (M, D), or None.
-        config: parameters of the analysis.
         state_map: computes standardisation, clusters and t-SNE, and stores all results.
 
     Raises:
@@ -94,7 +92,6 @@ def draw_figures(results: StepResults, steps: pd.DataFrame, num_paths: int, seed
         results: precomputed results; simulated states are drawn if there are any.
         steps: steps of the episodes that the results cover, from ``read_recorded_steps``.
         num_paths: number of episodes whose trajectories are drawn.
-        seed: seed of the order in which states are drawn and of the choice of trajectories.
 
     Raises:
         UserError: if a file is missing or damaged, or belongs to other episodes.
@@ -144,7 +141,6 @@ def colour_recorded_steps(results: StepResults, steps: pd.DataFrame, labels: np.
         results: precomputed results.
         steps: recorded steps, from ``read_recorded_steps``.
         labels: cluster of each state, -1 for none (N,).
-        num_clusters: number of clusters.
     """
     num_states = len(labels)
     of = {name: values.to_numpy() for name, values in steps.items()}

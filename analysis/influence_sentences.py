@@ -3,7 +3,7 @@
 All numbers come from the tables of ``analysis/dynamics_grads_consistency_plots.py``;
 ``analysis/influences/consistency.py`` defines when an influence is claimed.
 
-Letters in shape comments: M samples, T steps per sample, I independent components (ICs).
+Letters in shape comments: I independent components (ICs).
 """
 
 from __future__ import annotations
@@ -115,7 +115,6 @@ class BehaviourInfluences:
         min_samples: smallest number of samples for a test.
 
     Attributes:
-        num_samples: number of samples in the group.
         variants: kinds of gradient in the table, WITH or WITHOUT gradients through the environment.
         testable: whether the group has enough samples for a test.
     """

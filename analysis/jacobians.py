@@ -17,9 +17,8 @@ number of simulated samples, with one row per sample::
 
 All are ``.npy`` files; ``settings_N.json`` * holds the settings and facts about each step.
 
-Letters in shape comments: M samples (N in file names), T steps per sample, k independent
-components, D units of the agent's state, E units of the environment's state, F = k (D + E)
-features, P principal components.
+Letters in shape comments: k independent components, E units of the environment's state, F = k (D +
+E) features.
 """
 
 from __future__ import annotations
@@ -196,10 +195,8 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     Args:
         results: precomputed results.
         samples: folder of the samples.
-        steps: steps of the same samples.
         config: parameters; only ``grad_timestep`` is used, and only if the results do not store it
             (published results do not).
-        seed: seed of the order in which samples are drawn.
 
     Raises:
         UserError: if a file is missing or damaged, or belongs to other samples.
@@ -272,8 +269,6 @@ def _plot_sizes(sizes: np.ndarray, labels: np.ndarray, num_clusters: int, names:
             environment's state (M, 2, k).
         labels: cluster of each sample, -1 for none (M,).
         num_clusters: number of clusters, C.
-        names: names of the components.
-        title: title of the figure.
     """
     of_clusters = np.stack([root_mean_square(sizes[labels == cluster], 0)
                             for cluster in range(num_clusters)])  # (C, 2, k)

@@ -1,7 +1,7 @@
 """Content of the interpretability panel, collected from the files of earlier stages.
 
-Letters in shape comments: R rows (all steps of sample 0, then of sample 1, and so on), D hidden
-units, k independent components, T steps per sample, H W C height, width and channels of a frame.
+Letters in shape comments: R rows (all steps of sample 0, then of sample 1, and so on); k
+independent components.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ class _Source:
     """A folder of samples with their saliency.
 
     Attributes:
-        samples: the folder.
         saliency: reader of the saliency files in the same folder.
         finished: names of the functions whose saliency is complete, by the number of the sample;
             only for samples that are shown.
@@ -83,8 +82,6 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
     """Collect the content of a panel.
 
     Args:
-        experiment: name of the experiment.
-        folders: folders of samples, with distinct names.
         num_samples: maximum number of samples per folder, from the first on; None for all.
         hidden: results of hidden_analysis_precompute.py, with the directions and the recorded
             states.
@@ -227,7 +224,6 @@ def recorded_frames(recording: RolloutFolder | None, samples: SampleFolder, numb
     Args:
         recording: the recording from which the sample starts, if it is available.
         samples: folder of the sample.
-        number: number of the sample.
         length: largest number n of frames; n is smaller if the episode ends earlier.
 
     Returns:
@@ -270,7 +266,6 @@ def _saliency_types(sources: list[_Source],
     """Return the saliency types that at least one sample has, in the order of the panel.
 
     Args:
-        sources: folders of samples.
         matrices: checksums of the direction files of the panel, by name.
 
     Raises:
@@ -302,7 +297,6 @@ def _saliency_type(name: str, steps: tuple[int, ...]) -> tuple[tuple, SaliencyTy
     """Return a sort key and the saliency type of a function.
 
     Args:
-        name: name of the function in file names.
         steps: steps at which the function was evaluated.
     """
     functions: tuple[SaliencyFunction, ...] = ()

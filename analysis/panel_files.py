@@ -28,9 +28,8 @@ Samples and saliency types are numbered from 0.
 
 ``web/panel/lib/data.js`` reads these files.
 
-Letters in shape comments: N samples, R rows (all steps of sample 0, then of sample 1, and so on),
-S recorded states, T steps per sample, H W C height, width and channels of an image, k independent
-components, F saliency types, M saliency maps of a type.
+Letters in shape comments: R rows (all steps of sample 0, then of sample 1, and so on); S recorded
+states; k independent components; F saliency types; M saliency maps of a type.
 """
 
 from __future__ import annotations
@@ -82,7 +81,6 @@ class SaliencyType:
     """A function for which some of the samples have saliency.
 
     Attributes:
-        name: name of the function in file names.
         title: name shown in the panel.
         steps: steps at which the function was evaluated, counted from 0; empty if they are
             unknown or if the function depends on all steps.
@@ -98,8 +96,6 @@ class SampleSet:
     """Samples of one folder.
 
     Attributes:
-        name: name of the folder.
-        numbers: numbers of the samples.
         num_steps: number of steps per sample, T.
         unaltered: for samples recorded with swapped directions, name of the folder of samples with
             the same start vectors and without the swap; otherwise None.
@@ -144,7 +140,6 @@ class Feature:
     """A sparse feature of the hidden state, see ``analysis/sparse_features.py``.
 
     Attributes:
-        number: number of the feature in its dictionary.
         name: name, such as "not wall in view"; "" if the feature has none.
         label: label that the activation predicts best, or "" if no label could be tested.
         auc: AUC of the activation as a predictor of the label, with its interval.
@@ -190,12 +185,10 @@ class PanelContent:
     """Content of a panel.
 
     Attributes:
-        experiment: name of the experiment.
         agent: name of the agent, "" if unknown.
         game: game and distribution mode of the recording that the samples start from, "" if
             unknown.
         sets: sets of samples, with distinct names.
-        types: saliency types.
         maps: titles of the saliency maps; samples of a vector simulator have only the first.
         has_saliency: whether each sample has each saliency type, bool (N, F).
         frame: height and width of a frame, in pixels.
@@ -246,10 +239,6 @@ class PanelContent:
 
 def write_panel(path: Path, content: PanelContent) -> None:
     """Write the page and its data.
-
-    Args:
-        path: folder to write to.
-        content: content of the panel.
 
     Raises:
         UserError: if the page has not been built.

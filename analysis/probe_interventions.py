@@ -75,10 +75,8 @@ class ProbeDirections:
     """Directions of an atlas, and the recorded states that the probes were trained and tested on.
 
     Attributes:
-        labels: labels in the training levels.
         weights: weights of the linear probe, by label.
         train, test: whether each recorded step was used for training and for testing, bool (N,).
-        seed: seed of the atlas.
     """
 
     labels: list[Label]

@@ -242,11 +242,8 @@ def named_features(name: str, dictionary: Dictionary, labels: Sequence[pd.DataFr
     ``named_shuffled`` (whether the feature is named if labels are shuffled between levels).
 
     Args:
-        name: name of the dictionary.
-        dictionary: the dictionary.
         labels: labels of all states, see ``binary_labels``, and these labels after shuffling.
         data: states.
-        seed: seed of the tests.
     """
     activations = dictionary.encode(data.states).cpu().numpy()
     table, control = (name_features(activations, some, data.levels, data.parts, seed)
@@ -292,7 +289,6 @@ def write_examples(store: ResultStore, examples: Examples, data: SplitStates, fe
     never active.
 
     Args:
-        feature: number of the feature.
         activations: activations of the feature at the n states of ``data.test`` (n,).
     """
     rows = np.flatnonzero(data.parts.test)

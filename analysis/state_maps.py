@@ -1,8 +1,8 @@
 """Steps shared by the analyses of states (standardisation, PCA, clustering and t-SNE), and by the
 scripts that analyse simulated samples.
 
-Letters in shape comments: N states, D units, P principal components, d coordinates that are
-clustered or mapped, c dimensions of a t-SNE map.
+Letters in shape comments: D units; P principal components, d coordinates that are clustered or
+mapped, c dimensions of a t-SNE map.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ class StateMap:
     """Standardisation, PCA, clusters and t-SNE map of an analysis, computed once and stored.
 
     Attributes:
-        config: parameters of the analysis.
-        seed: seed of all random choices except those of t-SNE.
         tsne_seed: seed of t-SNE.
         results: folder of the results, opened for writing. Computations whose results are stored
             are not repeated.
@@ -158,8 +156,6 @@ class SampleRun:
             then that of the only results in the folder.
 
     Attributes:
-        options: the argument.
-        config: parameters of the analysis.
         samples: folder of the samples.
         results: results of the analysis, to read or to write.
     """
@@ -217,7 +213,6 @@ class SampleAnalysis:
 
     Attributes:
         config: class of the parameters, a subclass of ``MapConfig``.
-        schema: schema of the results.
         folder: name of the attribute of ``AnalysisFolders`` that holds the folder of the results.
         plots: name of the attribute of ``AnalysisFolders`` that holds the folder of the figures.
         compute: function that reads the inputs of a run, calls the run's ``start``, and computes
@@ -283,8 +278,6 @@ def replace_figures(store: ResultStore, figures: Iterable[tuple[str, Drawing]],
     """Draw figures, replace the previous ones, and print the number of figures and the time.
 
     Args:
-        store: folder for the figures.
-        figures: pairs of file name and figure.
         results: precomputed results from which the figures are drawn.
         settings: other settings that the figures depend on; stored with them.
     """

@@ -1,7 +1,6 @@
 """Figures of states in a projection: on a plane, rotating in space, and by cluster.
 
-Letters in shape comments: N states, M other states, which are drawn in black for comparison,
-P principal components, H W C height, width and channels of a frame.
+Letters in shape comments: M other states, which are drawn in black for comparison.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class Plane:
 
     Attributes:
         places: coordinates of the states (N, 2), or (N, 3) in space.
-        names: names of the axes.
         title: description and number of the states.
         others: coordinates of other states (M, 2 or 3), or None.
         others_name: name of the other states, such as "simulated".
@@ -90,7 +88,6 @@ class Pictures:
     Attributes:
         frames: frames, each uint8 (H, W, C).
         captions: text above each frame.
-        title: title above all frames.
     """
 
     frames: Sequence[np.ndarray]
@@ -118,7 +115,6 @@ class Category:
     Attributes:
         values: category of each state, from 0, or -1 for none (N,).
         label: name of the categorical variable.
-        names: names of the categories.
         numbered: whether to write the number of each category at the median of its states.
     """
 
@@ -132,9 +128,7 @@ def plot_plane(plane: Plane, colouring: Quantity | Category, seed: int) -> Figur
     """Draw all states on a plane, coloured by a quantity or category, with other states in black.
 
     Args:
-        plane: projection of the states.
         colouring: value or category of each state.
-        seed: seed of the order in which states are drawn.
     """
     figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots()
@@ -175,7 +169,6 @@ def plot_variance(variances: np.ndarray, total: float, title: str) -> Figure:
     Args:
         variances: variance of each component (P,).
         total: total variance of the states, including omitted components.
-        title: title of the figure.
     """
     shares = variances / total
     numbers = np.arange(1, len(shares) + 1)
@@ -198,10 +191,8 @@ def plot_paths(plane: Plane, sequences: np.ndarray, what: str, chosen: Sequence[
     per step.
 
     Args:
-        plane: projection of all states.
         sequences: index of each state's sequence (N,).
         what: kind of sequence, such as "episode".
-        chosen: indices of the sequences to draw.
         notes: text above the panel of each chosen sequence.
     """
     columns = int(np.ceil(np.sqrt(len(chosen))))
@@ -248,7 +239,6 @@ class ClusterPlots:
         """Draw a cluster in a new figure.
 
         Args:
-            cluster: number of the cluster.
             note: text after the number in the title.
             pictures: example frames to show below the planes, or None.
         """
@@ -267,8 +257,6 @@ class ClusterPlots:
         """Draw a cluster on all planes into a figure or subfigure.
 
         Args:
-            figure: figure to draw into.
-            cluster: number of the cluster.
             what: word for a cluster in the legend, such as "behaviour".
         """
         members = self.labels == cluster
@@ -298,7 +286,6 @@ class Rotation:
     """A three-dimensional figure that is saved as a GIF of one rotation.
 
     Args:
-        figure: the figure.
         axes: three-dimensional axes of the figure, which rotate.
     """
 
@@ -329,7 +316,6 @@ def plot_space(space: Plane, colouring: Quantity | Category, seed: int) -> Rotat
     Args:
         space: projection on three dimensions.
         colouring: value or category of each state.
-        seed: seed of the subset and of the order in which its states are drawn.
     """
     rng = np.random.default_rng(seed)
     num_states = len(space.places)

@@ -279,8 +279,6 @@ def read_states(folder: RolloutFolder, num_episodes: int, rows: np.ndarray,
     """Read the inputs of the agent at some steps of the first ``num_episodes`` episodes.
 
     Args:
-        folder: folder of the recording.
-        num_episodes: number of episodes.
         rows: row indices of the n steps in the concatenated episodes, ascending (n,).
         steps: table of all steps of these episodes.
 

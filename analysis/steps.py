@@ -1,7 +1,4 @@
-"""Hidden states, actions, rewards and other step data of recorded episodes and simulated samples.
-
-Letters in shape comments: M samples, T steps per sample, D hidden units.
-"""
+"""Step data (hidden states, actions, rewards, …) of recorded episodes and simulated samples."""
 
 from __future__ import annotations
 
@@ -113,8 +110,6 @@ def choose_samples(folder: SampleFolder, num_samples: int, flag: str = "num_samp
     """Return the numbers of the first ``num_samples`` samples.
 
     Args:
-        folder: folder of the samples.
-        num_samples: number of samples.
         flag: name of the flag that sets ``num_samples``, for the error message.
 
     Raises:
@@ -131,7 +126,6 @@ def read_simulated_states(folder: SampleFolder, field: str, numbers: Sequence[in
     """Read the states of samples, concatenated (M * T, units).
 
     Args:
-        folder: folder of the samples.
         field: ``hidden_states`` for the states of the agent, ``env_h`` for those of the
             environment.
         numbers: numbers of the M samples.
@@ -148,7 +142,6 @@ class SimulatedSteps:
     """Simulated quantities at each step of several samples; all arrays are (M * T,).
 
     Attributes:
-        sample: number of the sample.
         step: step of the sample, from 0.
         value: value estimate of the agent.
         reward: predicted reward, in the unit of the recorded data.
@@ -179,7 +172,6 @@ def read_simulated_steps(folder: SampleFolder, numbers: Sequence[int]) -> Simula
     """Read the steps of simulated samples.
 
     Args:
-        folder: folder of the samples.
         numbers: numbers of the M samples.
 
     Raises:

@@ -17,7 +17,6 @@ import pandas as pd
 from agents.networks import Policy
 from agents.provenance import check_agent
 from agents.rollout_files import EpisodeFiles, RolloutFolder
-from common.config import check_entries
 from common.errors import UserError
 
 _FRAMES_PER_BATCH = 64
@@ -96,10 +95,7 @@ class Recording:
     @property
     def game(self) -> str | None:
         """Name of the game; None if the recording does not give it."""
-        env = check_entries(self.description, {"env": dict | None},
-                            self.folder.description_file).get("env") or {}
-        return check_entries(env, {"env_name": str | None},
-                             self.folder.description_file).get("env_name")
+        return (self.description.get("env") or {}).get("env_name")
 
     def steps(self, episode: int) -> pd.DataFrame:
         """Return the table rows of an episode, including the terminal row."""

@@ -71,11 +71,14 @@ def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
             where = f" ({error.filename})" if error.filename else ""
             message = f"cannot read or write{where}: {error.strerror or error}"
         except (MemoryError, RuntimeError) as error:
-            if not _is_about_memory(error):
-                raise
             reason = " ".join(str(error).split()).rpartition("] . ")[2]
-            message = ("there is not enough memory; use smaller batches"
-                       + (f": {reason}" if reason else ""))
+            if reason.startswith("Symlink loop from"):  # Path.resolve up to Python 3.12
+                message = reason.replace("Symlink loop from", "a link leads back to itself:")
+            elif _is_about_memory(error):
+                message = ("there is not enough memory; use smaller batches"
+                           + (f": {reason}" if reason else ""))
+            else:
+                raise
         print(f"error: {shortened(message)}", file=sys.stderr)
         return 2
 

@@ -26,6 +26,9 @@ SETTINGS_NAME = "settings.json"
 _SETTING_TYPES: dict[str, object] = {
     **dict.fromkeys(("agent_sha256", "recording_sha256", "data_dir"), str | None),
     "seed": int | None, "env": dict | None}
+_ENV_TYPES: dict[str, object] = {
+    "env_name": str | None, "distribution_mode": str, "start_level": int, "num_levels": int,
+    "use_backgrounds": bool}
 _FAMILIES = (np.floating, np.integer, np.number, np.str_)  # types that are checked, not converted
 
 
@@ -412,8 +415,10 @@ class Schema:
                 message names it.
         """
         settings = read_description(path)
-        return settings and check_entries(settings, {**_SETTING_TYPES, **self.setting_types}, path,
-                                          needed)
+        check_entries(settings, {**_SETTING_TYPES, **self.setting_types}, path,
+                      needed if settings else ())
+        check_entries(settings.get("env") or {}, _ENV_TYPES, f"{path}, 'env'")
+        return settings
 
     def entry(self, name: str) -> Entry:
         return self.items[name] if name in self.items else self.results[name]

@@ -4,8 +4,6 @@ Levels whose start frames show the same squares and entities share a key; themes
 frequency of an object beyond the view, among the other levels with the same key, is the best
 forecast that the view allows (*oracle*). A level takes 1.2 to 1.6 ms, so 55 000 levels take one to
 two minutes.
-
-Letters in shape comments: N levels.
 """
 
 from __future__ import annotations
@@ -36,9 +34,6 @@ def layout_key(state: LevelState) -> bytes:
     The key contains the visible cells of all squares that overlap the view, and the type and square
     of the entities whose centre is in one of these squares. Images, themes and directions of motion
     are not compared. Use it for start states, in which entities stand at the centres of squares.
-
-    Args:
-        state: start state of a level.
     """
     (left, right), (bottom, top) = _view(state)
     drawn = [cell for kind in objects_of(state.game) for cell in kind.cells]

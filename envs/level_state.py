@@ -100,7 +100,6 @@ class LevelState:
     of the same size; in both cases the other bytes stay the same.
 
     Attributes:
-        game: name of the game.
         options, levels, step, drawing, world: records with the fields of ``OPTIONS``, ``LEVELS``,
             ``STEP``, ``DRAWING`` and ``WORLD``.
         level_generator, game_generator, picture_generator: serialised random generators.
@@ -276,7 +275,6 @@ class MovingObject:
     """An object that moves through the level.
 
     Attributes:
-        kind: name of its kind.
         x, y: its centre in squares, from the lower left corner of the level.
         vx, vy: its velocity in squares per step.
         image_type, image_theme: Procgen's numbers of its image.

@@ -30,7 +30,6 @@ class GameObject:
 
     Attributes:
         name: name such as ``saw``.
-        entity_types: types of the entities of this kind.
         moving: direction of motion of the entities of this kind: ``left`` for entities that move to
             the left or stand still, ``right`` for entities that move to the right, None for all.
         cells: values of the cells of this kind in the grid.
@@ -166,7 +165,6 @@ class SingleObject:
     of its kind's types. Cells are assumed to stay where they are.
 
     Attributes:
-        kind: kind of the object.
         rank: rank of the entity; -1 if the object consists of cells.
         num_entities: number of entities of the kind's types. If another state has another number,
             the object cannot be found there.

@@ -1,7 +1,4 @@
-"""Procgen environments: vector environments, episodes on chosen levels, and single level states.
-
-Letters in shape comments: N environments, H W C height, width, colour channels of a frame.
-"""
+"""Procgen environments: vector environments, episodes on chosen levels, and single level states."""
 
 from __future__ import annotations
 
@@ -143,10 +140,7 @@ class ProcgenVectorEnv:
     and ``observe`` waits for them. Episodes restart automatically.
 
     Args:
-        config: game and levels.
         num_envs: number of environments N.
-        seed: seed of the level draws.
-        num_threads: number of threads that step the environments.
         edit: optional edit of every new level, before its first frame is observed. It does not
             change the rewards and episode ends of that observation.
 
@@ -376,7 +370,6 @@ def draw_new_levels(config: EnvConfig, num: int, seed: int) -> tuple[list[int], 
 
     Args:
         config: game and range of known levels, for example those of an agent's training.
-        num: number of levels.
         seed: seed of the draws, see ``EnvConfig.draw_levels``.
 
     Returns:

@@ -102,7 +102,6 @@ class EpisodeStatistics:
     """Returns and lengths of the last ``WINDOW`` finished episodes.
 
     Attributes:
-        num_episodes: number of all finished episodes.
         recent_returns: sums of rewards, at most ``WINDOW``, the latest last.
         recent_lengths: numbers of steps of the same episodes.
     """

@@ -21,9 +21,6 @@ _LARGEST_RADIUS = 0.5  # static entities with a larger radius do not fit into on
 def square_keys(state: LevelState) -> tuple[np.ndarray, int]:
     """Compute the key of each square of a level from its cell and from the static entity in it.
 
-    Args:
-        state: any state of the level.
-
     Returns:
         Keys, int64 (h, w), row 0 at the top of the level; and the key of all squares outside it.
     """

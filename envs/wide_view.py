@@ -30,9 +30,6 @@ class WorldView:
 
     The player and other moving or animated objects are not drawn; ``moving_objects`` lists them.
 
-    Args:
-        config: the game.
-
     Raises:
         UserError: if the game's camera is not known to follow the player, and its level does not
             fill the view.

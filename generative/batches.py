@@ -4,8 +4,7 @@ The label of simulated step t is frame num_init_steps - 1 + t of the window, and
 the action taken at the frame before. Row i of the recorded hidden states is the agent's state
 before it sees frame i; the state after this frame is row i + 1.
 
-Letters in shape comments: N windows to choose from, W frames of a window, I initial frames, T
-simulated steps, B batch, C H W a frame, D agent hidden state.
+Letters in shape comments: W frames of a window.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class BatchOrder:
     Args:
         windows: window numbers (N,).
         batch_size: B, number of windows per batch.
-        seed: seed of the shuffling.
 
     Raises:
         UserError: if there are fewer windows than ``batch_size``.
@@ -68,10 +66,8 @@ class BatchReader:
     """Reader that loads batches ahead of time, in a background thread.
 
     Args:
-        dataset: the recorded windows.
         order: window numbers of the batches.
         first: number of the first batch.
-        device: device of the batches.
         part: slice of each batch that is read; None for all windows.
 
     Attributes:
@@ -185,10 +181,8 @@ def recorded_world(windows: Windows, batch: AlignedBatch, config: SimulatorConfi
     """Return the world around the last initial frames.
 
     Args:
-        windows: windows with worlds.
         batch: the same windows, whose positions give the position of the squares unless the camera
             is static.
-        config: settings of the simulator.
     """
     assert windows.squares is not None
     squares, places, velocities, looks, clock = (
@@ -205,10 +199,6 @@ def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
     """Compute velocity and displacement of a camera that follows the player, from positions.
 
     Where a position is unknown, the camera is assumed to stand still.
-
-    Args:
-        batch: batch with recorded positions.
-        pixels_per_square: size of a square in pixels.
 
     Returns:
         Motion in each step (2 numbers) and motion since the first step's label (2 numbers), in

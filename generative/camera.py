@@ -7,8 +7,7 @@ the camera within a square. It is given by the cosine and sine of two angles, th
 position to the right and the second for the position down, where a full turn is one square. The
 phase is estimated in the last initial frame and follows from the displacement afterwards.
 
-Letters in shape comments: N images or states of any kind, B batch, I initial frames, C H W an
-image, S pixels or patches per side, A actions.
+Letters in shape comments: S pixels or patches per side.
 """
 
 from __future__ import annotations
@@ -129,7 +128,6 @@ def moved_phase(phase: Tensor, displacement: Tensor, pixels_per_square: float) -
         phase: cosine and sine of the phase to the right, and of the phase down (…, 4).
         displacement: displacement in pixels to the right and down (…, 2). The leading dimensions of
             phase and displacement are broadcast.
-        pixels_per_square: size of a square in pixels.
 
     Returns:
         The phase at the displaced position (…, 4).
@@ -205,9 +203,6 @@ class PhaseEstimator(nn.Module):
     """Estimator of the camera's phase from the edges in a frame.
 
     Most edges are borders of squares, so their positions reveal the phase.
-
-    Args:
-        pixels_per_square: size of a square in pixels.
     """
 
     waves: Tensor

@@ -66,7 +66,7 @@ _ROWS = (
 
 
 def read_card(path: Path) -> pd.DataFrame:
-    """Read the rows of a card that ``tools.cards`` has stored."""
+    """Read the rows of a card that ``tools.tables`` has stored."""
     return read_table(path, CARD_COLUMNS, ("low_95", "high_95"))
 
 
@@ -80,8 +80,7 @@ def card_finding(table: pd.DataFrame, facts: Mapping[str, Any], step: int) -> st
 
     Args:
         table: rows of the card, see ``read_card``.
-        facts: facts of its measurement, as stored by ``tools.cards``.
-        step: step to describe.
+        facts: facts of its measurement, as stored by ``tools.tables``.
     """
     means = table[table["step"] == step].set_index(["kind", "predictor"])["mean"]
     return (
@@ -98,8 +97,6 @@ def cells(table: pd.DataFrame, kind: str, predictor: str, steps: Iterable[int],
 
     Args:
         table: table from ``loss_tables.table_of``.
-        kind: kind of measure in the table.
-        digits: number of decimals.
     """
     rows = table[(table["kind"] == kind) & (table["predictor"] == predictor)].set_index("step")
     rows = rows.reindex(list(steps))

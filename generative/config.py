@@ -26,7 +26,6 @@ def _within(config: object, low: float, high: float, *names: str) -> None:
     """Raise UserError if a field is neither None nor a finite number from ``low`` to ``high``.
 
     Args:
-        config: the object with the fields.
         names: names of the fields to check. The message names the first invalid one.
     """
     for name in names:

@@ -1,7 +1,6 @@
 """Recorded rollouts as windows of consecutive frames.
 
-Letters in shape comments: N frames of the dataset, W frames of a window, I initial frames, B
-windows of a batch, C H W a frame, D agent hidden state.
+Letters in shape comments: W frames of a window.
 """
 
 from __future__ import annotations
@@ -97,7 +96,6 @@ class WindowPlace:
     """Position in the recorded data.
 
     Attributes:
-        episode: number of the episode on disk.
         frame: number of a frame in the episode; for a window, its last initial frame.
     """
 
@@ -350,11 +348,6 @@ class RolloutDataset:
 
     def some_frames(self, windows: np.ndarray, number: int, seed: int) -> Tensor:
         """Read the last initial frames of random windows, without black frames.
-
-        Args:
-            windows: numbers of the windows to choose from.
-            number: number of windows to choose.
-            seed: seed of the choice.
 
         Returns:
             Frames in [0, 1] (N, C, H, W).

@@ -3,9 +3,6 @@
 ``docs/fidelity.md`` defines the protocol. *Remembered* pixels show a place of the level that was in
 view in one of the initial frames; *newly revealed* pixels show other places. Pixels of moving
 objects belong to neither and are measured separately.
-
-Letters in shape comments: T simulated steps, B windows, I initial frames, C H W a frame, K kinds of
-object, D agent hidden state, L frames of an episode.
 """
 
 from __future__ import annotations
@@ -242,8 +239,6 @@ class OtherAgent(FrozenAgent):
 
     Args:
         policy: the agent; it is frozen in place.
-        dataset: the recorded episodes.
-        compute: device and precision.
     """
 
     def __init__(self, policy: Policy, dataset: RolloutDataset, compute: Compute):

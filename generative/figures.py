@@ -127,7 +127,6 @@ def _draw_panels(table: pd.DataFrame, titles: dict[str, str]) -> tuple[Figure, l
 
     Args:
         table: table from ``loss_tables.table_of``.
-        titles: titles of the panels by kind of measure.
     """
     num_rows = len(titles) // 3 + 1
     figure = Figure(figsize=(15, 4.2 * num_rows), layout="constrained")
@@ -169,7 +168,6 @@ def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: s
 
     Args:
         table: table from ``loss_tables.table_of``.
-        kinds: names of the kinds of object.
     """
     seen = [kind for kind in kinds if (table["kind"] == OBJECT_SHOWN + kind).any()]
     figure = Figure(figsize=(3.2 * max(len(seen), 3), 6.5), layout="constrained")

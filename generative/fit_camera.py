@@ -8,9 +8,6 @@ after a training run, or between two sessions of one.
 
     python -m generative.fit_camera --agent_file <agent> --model_file <simulator> \
         --data_dir <recording>/data --output <folder>/model.pt
-
-Letters in shape comments: N windows, B batch, I initial frames, C colour channels, T simulated
-steps, V bottleneck vector.
 """
 
 from __future__ import annotations
@@ -132,7 +129,6 @@ class CameraTraining:
         """Compute the fields of ``CameraWindows`` for a batch of windows.
 
         Args:
-            windows: the batch.
             vector_noise: norm of noise added to every second bottleneck vector.
         """
         config: SimulatorConfig = self.simulator.config
@@ -214,10 +210,8 @@ class CameraTraining:
         """Train with Adam; the learning rate falls linearly to 0 in the second half.
 
         Args:
-            windows: inputs and labels.
             num_batches: number of batches, each of randomly drawn windows.
             lr: initial learning rate.
-            generator: source of the random numbers.
         """
         self.networks.requires_grad_(True).train()
         optimizer = torch.optim.Adam(self.networks.parameters(), lr, betas=(0.9, 0.99))

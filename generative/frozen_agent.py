@@ -1,6 +1,6 @@
 """The frozen agent that acts on the simulated frames.
 
-Letters in shape comments: T steps, B batch, C H W an image, D agent hidden state, E embedding.
+Letters in shape comments: E embedding.
 """
 
 from __future__ import annotations

@@ -35,9 +35,8 @@ and these predictors:
 The card excludes terminal frames, all frames after them, and windows in which an initial frame lies
 outside the episode.
 
-Letters in shape comments: T simulated steps, N windows, B windows of a batch, C H W a frame, K
-kinds of object (after S: classes of a latent variable), S latent variables, D agent hidden state, A
-actions, E frame embedding, L frames of an episode.
+Letters in shape comments: K kinds of object (after S: classes of a latent variable), S latent
+variables, E frame embedding.
 """
 
 from __future__ import annotations
@@ -266,7 +265,6 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
     """Compute the losses of all predictors on recorded windows.
 
     Args:
-        simulator: the simulator.
         dataset: recorded rollouts; their window length determines the number of simulated steps.
             If worlds are attached, windows are simulated in them.
         windows: numbers of at least two windows in random order (N,). The predictor
@@ -275,7 +273,6 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
         batch_size: windows per batch.
         means: mean frame and mean policy of other episodes.
         draw: sampler of z.
-        compute: device and precision.
         card: settings of the fidelity card; None for no card.
 
     Raises:
@@ -403,7 +400,6 @@ def _prediction_losses(simulator: Simulator, batch: AlignedBatch,
     """Compute the image loss of all predictors, and all ``KINDS`` of losses of the simulations.
 
     Args:
-        simulations: simulations by predictor.
         images: images by predictor, including those of the simulations (T, B, C, H, W).
     """
     losses: Measures = {}

@@ -1,7 +1,4 @@
-"""Tables of the loss over simulated steps, and comparisons of the simulator with other predictors.
-
-Letters in shape comments: T simulated steps, N windows.
-"""
+"""Tables of the loss over simulated steps, and comparisons of the simulator with baselines."""
 
 from __future__ import annotations
 
@@ -38,9 +35,6 @@ _CONSTANT = 1e-6  # range up to which values count as constant
 
 def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:
     """Summarise a result in a table with one row per step, predictor and kind.
-
-    Args:
-        seed: seed of the bootstrap.
 
     Returns:
         The columns ``step`` (from 0, the step whose label is the last initial frame),
@@ -95,7 +89,6 @@ def _value_correlations(name: str, values: dict[str, np.ndarray], episodes: np.n
         name: kind of the correlation in the table.
         values: values by predictor, including RECORDED (T, N).
         episodes: numbers of the episodes of the windows (N,).
-        seed: seed of the bootstrap.
 
     Returns:
         Rows of the table, see ``table_of``.
@@ -116,9 +109,6 @@ def _value_correlations(name: str, values: dict[str, np.ndarray], episodes: np.n
 
 def comparisons(result: LossOverTime, seed: int) -> list[dict]:
     """Compare the simulator's image loss with that of each other predictor in ``PREDICTORS``.
-
-    Args:
-        seed: seed of the bootstrap.
 
     Returns:
         One dict for each of these predictors, with the keys:

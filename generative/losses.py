@@ -33,7 +33,6 @@ class LossScales:
     Attributes:
         obs: weight of the image loss.
         hx: weight of the loss of the agent's hidden state.
-        reward: weight of the reward loss.
         done: weight of the terminal loss.
         kl: weight of the KL loss, applied in addition to ``SimulatorConfig.kl_weight``.
 
@@ -140,7 +139,6 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
 
     Args:
         simulation: output of the training pass, ``Simulator.forward``.
-        batch: the labels.
         config: settings of the simulator, among them the weights of the KL, update, bottleneck and
             camera losses.
         scales: further weights of the losses.
@@ -351,9 +349,7 @@ def count_colours(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Te
     """Measure the share of each colour (512,) in the last initial frames of random windows.
 
     Args:
-        dataset: the recorded windows.
         windows: numbers of the windows to choose from; at most 2 000 of them are drawn.
-        seed: seed of the random choice of windows.
     """
     chosen = np.random.default_rng(seed).permutation(windows)[:_FRAMES]
     total = torch.zeros(_LEVELS ** 3, dtype=torch.float64)

@@ -184,8 +184,6 @@ class Converter(nn.Sequential):
     """MLP with two hidden ELU layers.
 
     Args:
-        in_size: size of the input.
-        out_size: size of the output.
         width: size of the hidden layers; None for (in_size + out_size) // 2, as published.
     """
 

@@ -13,8 +13,7 @@ mask: any squares can be given, and the network generates the others.
 With a static camera, the player can be anywhere in the view, so ``PlayerPrior`` draws its square
 first.
 
-Letters in shape comments: B batch, n squares per side, K classes, E embedding of a class, V start
-vector, W channels.
+Letters in shape comments: E embedding of a class, W channels.
 """
 
 from __future__ import annotations
@@ -146,7 +145,6 @@ class Prior(nn.Module):
 
         Args:
             camera: state of the camera after the step.
-            pixels_per_square: size of a square in pixels.
         """
         num = world.squares.shape[1]
         view = camera.displacement.detach() - world.corner.detach()  # its corner in the world

@@ -1,7 +1,4 @@
-"""Losses of the prior, and the masks of given squares on which it is trained.
-
-Letters in shape comments: B batch, n squares per side, V start vector.
-"""
+"""Losses of the prior, and the masks of given squares on which it is trained."""
 
 from __future__ import annotations
 

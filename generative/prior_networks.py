@@ -1,7 +1,6 @@
 """Networks of the prior over starts, which are flows; see ``generative.prior``.
 
-Letters in shape comments: B batch, n squares per side, K classes, E embedding of a class, V start
-vector, W channels.
+Letters in shape comments: E embedding of a class, W channels.
 """
 
 from __future__ import annotations

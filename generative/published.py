@@ -94,7 +94,6 @@ class PublishedSimulator:
     """Contents of a simulator file.
 
     Attributes:
-        simulator: the simulator with its agent.
         unused: tensors of the file that no computation reads, by published key.
         moments: ``state`` of the state dict of an Adam optimiser over
             ``simulator.trainable_parameters()``; None if the file has no state for this number of
@@ -125,7 +124,6 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> Publi
     """Read a simulator file of this project or a published one.
 
     Args:
-        path: the file.
         config: sizes that the simulator was trained with, which are not in the file.
         policy: agent that the simulator was trained with.
 

@@ -3,7 +3,7 @@
 Every measure is a function of arrays, so it also applies to other simulators. Baselines are decoded
 recorded frames for frames, and the constant rate for events.
 
-Letters in shape comments: N frames or cases, T steps, H W C a frame, B bins, R resamplings.
+Letters in shape comments: B bins.
 """
 
 from __future__ import annotations
@@ -102,7 +102,6 @@ def auc(scores: np.ndarray, outcomes: np.ndarray, clusters: np.ndarray, seed: in
         scores: scores or probabilities (N,).
         outcomes: labels, bool (N,).
         clusters: number of the cluster (episode, level) of each case (N,).
-        seed: seed of the cluster bootstrap.
 
     Returns:
         The area with its 95 % interval over clusters; NaN unless both labels occur.
@@ -289,7 +288,6 @@ def calibration(probabilities: np.ndarray, outcomes: np.ndarray, clusters: np.nd
         clusters: number of the cluster (episode, level) of each case (N,).
         num_worlds: number of samples per case, at least 2; None if the probabilities are not
             frequencies.
-        seed: seed of both bootstraps.
 
     Returns:
         The measures; intervals are 95 % intervals over clusters unless said otherwise. NaN where
@@ -371,7 +369,6 @@ def relative_skill(probabilities: np.ndarray, outcomes: np.ndarray, clusters: np
         probabilities, outcomes, clusters, num_worlds: see ``calibration``.
         oracle: frequencies (N,) and their numbers of levels (N,), see
             ``envs.equal_views.oracle_probabilities``. Cases with fewer than 2 are left out.
-        seed: seed of the bootstrap.
 
     Returns:
         ``skill`` and ``oracle_skill``; ``relative_skill`` is their ratio, NaN unless the oracle's

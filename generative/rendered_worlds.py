@@ -1,7 +1,4 @@
-"""Worlds around recorded frames, rendered by the game.
-
-Letters in shape comments: B starts, V bottleneck vector, n squares per side of a world.
-"""
+"""Worlds around recorded frames, rendered by the game."""
 
 from __future__ import annotations
 
@@ -114,10 +111,7 @@ def world_of_images(simulator: Simulator, vectors: Tensor, rendered: RenderedWor
     prior, the most similar class is taken.
 
     Args:
-        simulator: simulator with worlds.
         vectors: bottleneck vectors (B, V), from which the prior takes the camera's velocity.
-        rendered: the renderings.
-        game: name of the game.
         seeds: seeds of what lies beyond the rendered worlds, int64 (B,).
     """
     squares, num = simulator.squares, simulator.config.world_squares

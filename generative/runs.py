@@ -66,17 +66,11 @@ class SimulatorRunSettings:
     """All settings that affect the results of a run.
 
     Attributes:
-        exp_name: name of the experiment.
-        agent_file: file of the simulator's agent.
         agent_sha256: digest of the agent, see ``agents.provenance``.
         model_file: simulator file whose weights the run starts from, or "".
-        data_dir: folder of recorded rollouts.
-        seed: seed of every random choice.
         precision: float32 or bfloat16.
         max_batches: maximum number of batches; 0 for no limit.
         simulator: sizes and loss weights of the simulator.
-        training: parameters of the training.
-        loss_scales: weights of the losses.
         num_episodes: number of recorded episodes, which determines the episodes that are held out;
             None before the data has been opened.
     """
@@ -111,7 +105,6 @@ def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None
     """Delete old checkpoints.
 
     Args:
-        folder: folder of the run.
         keep_newest: number of newest checkpoints to keep.
         keep_hours: interval in hours; the first checkpoint in every interval is kept, too.
     """
@@ -194,11 +187,8 @@ def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfi
     """Load a simulator with its agent for evaluation.
 
     Args:
-        model_file: simulator file.
-        agent_file: file of the agent.
         otherwise: sizes to use for a file without ``hyperparameters.yml`` next to it, such as a
             published one.
-        compute: device and precision.
 
     Raises:
         UserError: if a file is missing or damaged, or the agent does not fit the simulator.
@@ -263,8 +253,6 @@ def leakage_reason(model_file: Path, dataset: RolloutDataset, held_out: np.ndarr
     """Return why evaluated episodes may have been used in training, or "" if they were not.
 
     Args:
-        model_file: simulator file.
-        dataset: the evaluated recording.
         held_out: numbers of the evaluated windows.
         assured: whether the user states that the episodes were not used. This is believed if the
             training episodes are unknown.

@@ -19,9 +19,7 @@ Layout, as published except for the files marked *::
 A sample with its final name is complete. Shards (``common.shards``) write the same files, except
 ``recording.json``: the first process that opens the folder joins the shards and writes this file.
 
-Letters in shape comments: T simulated steps, H W C a frame, D agent hidden state, A actions, E
-deterministic state of the environment, V bottleneck vector, n squares per side of a world, K
-classes of squares.
+Letters in shape comments: E deterministic state of the environment.
 """
 
 from __future__ import annotations
@@ -319,9 +317,6 @@ def open_samples(path: Path, settings: dict, overwrite: bool = False, shard: Sha
     """Create a folder of samples, or resume one with the same settings.
 
     Args:
-        overwrite: delete the previous contents of the folder.
-        shard: part of the samples that this process records.
-        num_samples: number of samples of all shards together.
         batch_size: size of the batches of consecutive samples that shards take turns to record.
 
     Raises:

@@ -82,7 +82,6 @@ class SpatialState:
         memory: memory in coordinates of the view (B, memory_channels, 8, 8).
         scene: memory in coordinates of the canvas (B, scene_channels, 8, 8).
         fine: memory of blocks of 2 x 2 pixels of the view (B, fine_channels or 0, 32, 32).
-        camera: state of the camera.
     """
 
     canvas: Tensor
@@ -126,7 +125,6 @@ class SpatialEncoder(nn.Module):
     ``camera.cell_patterns``.
 
     Args:
-        config: sizes of the networks.
         basis: basis of image patches, shared with cell and decoder.
     """
 
@@ -200,7 +198,6 @@ class SpatialStart(nn.Module):
     encoder can have any mean there, so the divisor has a lower limit.
 
     Args:
-        config: sizes of the networks.
         basis: basis of image patches, shared with encoder, cell and decoder.
     """
 
@@ -325,7 +322,6 @@ class SpatialCell(nn.Module):
     """Recurrent cell of the environment; same interface as ``generative.networks.EnvironmentCell``.
 
     Args:
-        config: sizes of the networks.
         basis: basis of image patches, shared with encoder and decoder.
         squares: images of the classes of squares; None without worlds.
     """

@@ -31,7 +31,6 @@ class SpatialDecoder(nn.Module):
     """Decoder of image, reward and terminal from the state.
 
     Args:
-        config: sizes of the networks.
         basis: basis of image patches, shared with encoder and cell.
         squares: images of the classes of squares; None without worlds.
     """
@@ -137,9 +136,6 @@ class OutcomeHead(nn.Module):
     """Head that tells a death, a coin and neither apart.
 
     Besides the decoder's features, it sees the pixels around the player.
-
-    Args:
-        config: sizes of the networks.
     """
 
     def __init__(self, config: SimulatorConfig):

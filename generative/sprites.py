@@ -6,9 +6,8 @@ walk along their row, and turn where a wall begins or the ground ends. They lose
 speed at walls of two squares or more, and none elsewhere. So their places at all later steps follow
 from the world.
 
-Letters in shape comments: B worlds, N views, n squares per side, K classes, G classes of objects, J
-looks of all objects, M sprites per world, R positions per side of a sprite, S pixels per side of an
-image.
+Letters in shape comments: G classes of objects, J looks of all objects, M sprites per world, R
+positions per side of a sprite, S pixels per side of an image.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ class Sprites(nn.Module):
     Args:
         num_classes: K.
         looks: number of looks of each class of objects (G numbers).
-        pixels_per_square: size of a square in pixels.
     """
 
     images: Tensor
@@ -308,7 +306,6 @@ class SpriteFit:
     """Fit of sprites to frames and to images of the same view without objects.
 
     Args:
-        pixels_per_square: size of a square in pixels.
         groups: names of the kinds in each class of objects, see ``envs.objects.object_groups``.
     """
 

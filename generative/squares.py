@@ -6,8 +6,7 @@ class: the colours within a square, at ``RESOLUTION`` positions per side. Colour
 between these positions, so images are differentiable with respect to the probabilities and to the
 camera's position. Because the camera's position is continuous, templates are sharper than pixels.
 
-Letters in shape comments: B batch, n squares per side, K classes, R positions per side of a
-template, S pixels per side of an image.
+Letters in shape comments: R positions per side of a template, S pixels per side of an image.
 """
 
 from __future__ import annotations
@@ -92,7 +91,6 @@ def world_corner(phase: Tensor, num_squares: int, pixels_per_square: float) -> T
         phase: cosine and sine of the camera's phase to the right and down, see
             ``generative.camera`` (B, 4).
         num_squares: n.
-        pixels_per_square: size of a square in pixels.
 
     Returns:
         Corner (B, 2), see ``World``.
@@ -147,7 +145,6 @@ class SquareImages(nn.Module):
 
     Args:
         num_classes: K.
-        pixels_per_square: size of a square in pixels.
         looks: numbers of looks of the last classes, which stand for objects, see
             ``generative.sprites``.
     """

@@ -3,8 +3,6 @@
 The numbers of worlds are rounded to the precision of sample files, so that a simulation from the
 files equals the one that was recorded. ``generative.rendered_worlds`` takes surroundings from the
 game.
-
-Letters in shape comments: B starts, V bottleneck vector, C H W an image.
 """
 
 from __future__ import annotations

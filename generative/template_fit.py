@@ -26,7 +26,6 @@ class TemplateFit:
     all levels, then call ``finish``.
 
     Args:
-        pixels_per_square: size of a square in pixels.
         num_squares: n, squares per side of a world.
     """
 
@@ -38,7 +37,6 @@ class TemplateFit:
         """Add a world.
 
         Args:
-            level: number of the level.
             world: image, uint8 (S, S, 3), where S is WORLD_SIZE, or FRAME_SIZE for a static camera.
             keys: keys of its squares (n, n), see ``envs.squares``.
             x, y: the position of the world's centre in squares.

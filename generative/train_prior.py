@@ -157,14 +157,11 @@ class PriorTraining:
     """Training of one network of the prior, with a moving average of its weights.
 
     Args:
-        network: network to train in place.
         loss: function of row numbers (B,) and a generator that returns the loss (). On a GPU, it
             must not synchronise.
         num_rows: number of rows of the data.
         batch_size: B.
-        num_batches: number of batches.
         lr: learning rate, which rises at the beginning and falls to 0 at the end.
-        seed: seed of every random choice.
     """
 
     def __init__(self, network: nn.Module, loss: Callable[[Tensor, torch.Generator], Tensor],
@@ -192,9 +189,6 @@ class PriorTraining:
     def load(self, state: object, where: str) -> None:
         """Restore the result of ``state``.
 
-        Args:
-            where: name of the file in messages.
-
         Raises:
             UserError: if the state does not fit the network.
         """
@@ -214,9 +208,6 @@ class PriorTraining:
 
     def train(self, save: Callable[[], None]) -> int:
         """Train until the end or a stop signal; the network then has the averaged weights.
-
-        Args:
-            save: writes a checkpoint.
 
         Returns:
             0, or 128 + the signal's number.

@@ -3,8 +3,6 @@
 A run is a pure function of its settings: on a CPU, a run that is stopped anywhere and resumed gives
 the same weights and metrics as an uninterrupted run. Several processes (``common.distributed``)
 share the windows of every batch and give the results of one process, up to the rounding of sums.
-
-Letters in shape comments: N frames, C H W a frame, V bottleneck vector, B windows of a process.
 """
 
 from __future__ import annotations
@@ -84,8 +82,6 @@ class SimulatorTraining:
         folder: the run's folder. If it holds checkpoints, the run resumes from the newest one;
             otherwise the run is new. If another new run uses the folder, a number is appended to
             the folder's name; the attribute ``folder`` is the folder in use.
-        settings: settings of the run.
-        compute: device and precision.
         world: the group of training processes; each creates its own ``SimulatorTraining`` with the
             same folder, but only rank 0 writes to it.
 
@@ -324,7 +320,6 @@ class SimulatorTraining:
 
         Args:
             windows: this process's windows of a batch.
-            generator: source of the random numbers.
             num: number of windows in the whole batch.
 
         Returns:
@@ -388,9 +383,6 @@ class SimulatorTraining:
 
     def one_batch(self, windows: Windows) -> dict[str, Tensor]:
         """Take one optimiser step and return the metrics of the whole batch by name, each ().
-
-        Args:
-            windows: this process's windows of the batch.
 
         Raises:
             NonFiniteLoss: if the gradient became infinite or NaN.

@@ -3,8 +3,7 @@
 Every table states its baseline: recorded frames that the simulator encodes and decodes, the game
 from the same starts, the constant rate, or the game's own distribution of levels.
 
-Letters in shape comments: N starts, M worlds per start, T steps, B batch, C H W a frame, n squares
-per side, K classes of squares.
+Letters in shape comments: M worlds per start.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class GeneratedWorlds:
     """Result of ``measure``.
 
     Attributes:
-        tables: measures by table.
         samples: random starts, and worlds that continue recorded views; None without them.
     """
 
@@ -163,7 +161,6 @@ def beyond_equal_views(card: Simulations, num_levels: int, number: int, num_worl
     """Compare what sampled worlds contain to the right of start frames with the game's levels.
 
     Args:
-        num_levels: number of levels from which the oracle counts.
         number: number of levels whose worlds are sampled.
         num_worlds: M.
         classes: see ``_named_classes``.

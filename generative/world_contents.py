@@ -1,8 +1,6 @@
 """Contents of worlds: static objects that squares stand for, in view or beyond it.
 
 Moving objects are no squares of a world.
-
-Letters in shape comments: B worlds, n squares per side, K classes of squares.
 """
 
 from __future__ import annotations
@@ -61,11 +59,6 @@ def name_classes(dataset: RolloutDataset, worlds: RecordedWorlds,
     """Find the classes that stand for each kind of object.
 
     A class belongs to a kind of static object if most of its recorded squares hold one.
-
-    Args:
-        dataset: the recording of the worlds.
-        worlds: recorded worlds.
-        images: images of the classes.
 
     Returns:
         Numbers of the classes by name of the kind, without kinds that have no class.

@@ -1,7 +1,4 @@
-"""Squares of recorded worlds, and the classes that they belong to.
-
-Letters in shape comments: N worlds, n squares per side.
-"""
+"""Squares of recorded worlds, and the classes that they belong to."""
 
 from __future__ import annotations
 
@@ -48,7 +45,6 @@ def fit_worlds(folder: RolloutFolder, episodes: Sequence[int], num_squares: int 
 
     Args:
         folder: recording of ``record.py --worlds``.
-        episodes: numbers of the episodes.
         num_squares: n.
         given: images of given classes; None to fit them.
 

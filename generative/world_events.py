@@ -1,6 +1,6 @@
 """Events in simulations: deaths, coins and ends, compared with the game from the same starts.
 
-Letters in shape comments: N starts, M worlds per start, T steps, B batch.
+Letters in shape comments: M worlds per start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ def choose_starts(dataset: RolloutDataset, windows: np.ndarray, number: int, see
         windows: numbers of the windows to draw from; those that begin before their episode are
             left out.
         number: number of windows; fewer if there are not enough.
-        seed: seed of the draws.
 
     Returns:
         Numbers of the windows, int64 (N,), and whether each was drawn because the end is near, bool

@@ -1,7 +1,4 @@
-"""Simulations from recorded and from random starts, in sampled or recorded worlds.
-
-Letters in shape comments: N windows, T steps, B batch, C H W a frame.
-"""
+"""Simulations from recorded and from random starts, in sampled or recorded worlds."""
 
 from __future__ import annotations
 
@@ -34,10 +31,8 @@ class Simulations:
 
     Attributes:
         simulator: the simulator. One without worlds is measured as far as possible.
-        dataset: the recorded episodes.
         windows: numbers of the windows that may be measured (N,).
         draw: sampler of z.
-        compute: device and precision.
         seed: seed of starts, worlds and bootstraps.
         batch_size: simulations per batch.
         worlds: recorded worlds, in which windows are simulated; None to sample worlds.

@@ -1,7 +1,4 @@
-"""Tables of measures: statistics of two groups, JSON, and text.
-
-Letters in shape comments: N cases, T steps, B batch.
-"""
+"""Tables of measures: statistics of two groups, JSON, and text."""
 
 from __future__ import annotations
 

@@ -199,7 +199,6 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, what: str,
         what: description of the run.
         notes: sentences on excluded levels and missing regressions.
         region: number of rows and columns of the top right region.
-        seed: seed of the bootstrap.
     """
     lines = ["# Behaviour of the agent in mazes", "", f"{markdown_escaped(what)}.", "",
              *(f"{note}\n" for note in notes), "## How often it gets the cheese", "",
@@ -236,7 +235,6 @@ def _regression_lines(part: pd.DataFrame, title: str, explanation: str, target: 
     Args:
         part: rows of the table of regressions.
         title, explanation: title and explanation of the kind of model.
-        target: label of the target.
     """
     feature = part["feature"].where(part["model"] != SINGLE, "-")
     cells = part.assign(text=list(map(_number, part.itertuples())), feature=feature)

@@ -181,7 +181,6 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
         scores: tracking scores on both sets of levels, with the column ``chosen``.
         layer: name of the layer whose channels were multiplied.
         effects: effects of the multiplied channels; empty if none was chosen.
-        probes: scores of the probes.
         num_forks: number of forks at which effects were measured.
     """
     sizes = scores.drop_duplicates("set").set_index("set")["num_levels"]

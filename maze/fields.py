@@ -147,10 +147,7 @@ def fields_by_arm(options: FieldStudyOptions, policy: Policy, store: ResultStore
     sizes of the patches' changes.
 
     Args:
-        arms: names of the arms.
         steered: patches that add each level's own vector, by arm.
-        patches: lists of patches by arm.
-        all_levels: levels of all shards.
     """
     states = [*all_levels.values()]
     levels = {name: all_levels[name] for name in options.shard.of(list(all_levels))}

@@ -88,7 +88,6 @@ def labelled(state: MazeState, person_view: bool) -> np.ndarray:
     """Render a level with its seed as a label, uint8 (256, 256, 3).
 
     Args:
-        state: the level.
         person_view: whether to render the person view, the large image that people play with,
             instead of the agent's frame.
     """
@@ -106,10 +105,7 @@ def write(folder: Path, states: list[MazeState], person_view: bool, overwrite: b
     """Write level files, table and contact sheet.
 
     Args:
-        folder: folder to write to.
-        states: the levels.
         person_view: whether the contact sheet shows person views instead of the agent's frames.
-        overwrite: whether to delete the previous contents of the folder.
 
     Raises:
         UserError: if the folder holds other levels, or two levels have the same seed.

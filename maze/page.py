@@ -88,7 +88,6 @@ def load_agents(paths: Sequence[Path], names: Sequence[str] | None) -> dict[str,
     """Load the agents of the page; return them by name.
 
     Args:
-        paths: agent files.
         names: names of the agents; None for the names of their files, or of their folders for files
             called model.pth.
 

@@ -6,8 +6,6 @@
 Random starts are compared with recorded starts, and with squares that are drawn independently, each
 from its frequencies at this place in the recording. For completions, a block of squares is hidden
 in each recorded maze, and generated given the others.
-
-Letters in shape comments: N mazes, n squares per side, K classes of squares.
 """
 
 from __future__ import annotations
@@ -134,7 +132,6 @@ class RecordedMazes:
 
     Args:
         folder: recording of ``record.py --worlds``.
-        simulator: simulator of mazes with worlds.
 
     Attributes:
         cell_types: cell of each class of squares (K,).

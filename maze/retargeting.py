@@ -130,7 +130,6 @@ def measure(options: RetargetingOptions, store: ResultStore, forward: PartialFor
 
     Args:
         patches: patches by arm, that of the options first; None: the cheese is moved.
-        controls: controls of the first patch.
 
     Returns:
         Tables of targets by arm; and the table of controls, empty without controls.
@@ -161,9 +160,7 @@ def write_arm(store: ResultStore, arm: str, layer: Layer, table: pd.DataFrame,
     """Write tables, report and figure of an arm, and print its mean outcomes.
 
     Args:
-        table: measurements of the targets.
         tested: comparison with controls; may be empty.
-        seed: seed of the bootstrap.
     """
     means = means_by_part(table, seed)
     store.write("parts", arm, value=means)
@@ -188,7 +185,6 @@ def arm_name(patch: CellPatch, value: float, num_controls: int) -> str:
     Args:
         patch: patch of the target's cell.
         value: value of the cell.
-        num_controls: number of controls of each kind.
     """
     end = (f"_to_{value:g}" + ("" if patch.others is None else f"_others_{patch.others:g}")
            + ("" if num_controls == 19 else f"_controls_{num_controls}"))
@@ -204,7 +200,6 @@ def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
 
     Args:
         arm: name of the patch's folder.
-        layer: name of the patched layer.
         targets: measurements of the targets, see ``TARGET_COLUMNS``.
         parts: means over groups of targets, from ``means_by_part``.
         tested: comparison with controls, from ``compare_controls``; empty without controls.
@@ -239,7 +234,6 @@ def plot(path: Path, arm: str, parts: pd.DataFrame) -> None:
     target's distance from the path to the corner, and by the size of the maze.
 
     Args:
-        path: file to write.
         arm: name of the patch's folder, for the title.
         parts: means over groups of targets, from ``means_by_part``.
     """

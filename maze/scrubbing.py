@@ -147,7 +147,6 @@ def write_results(store: ResultStore, layer: Layer, channels: Sequence[int], tab
     Args:
         table: outcomes by level, set and feature.
         sets: the sets of channels, from :func:`draw_sets`.
-        seed: seed of the bootstrap.
     """
     conditions, contrasts = scrubbing.conditions(seed), scrubbing.contrasts(seed)
     store.write("conditions", value=conditions)
@@ -171,9 +170,7 @@ def report(layer: str, channels: str, num_levels: int, sets: pd.DataFrame,
     """Return the report as Markdown.
 
     Args:
-        layer: name of the layer.
         channels: the tested channels, as text.
-        num_levels: number of target levels.
         sets: table of the sets of channels, with ``moved`` and ``matched``.
         conditions, contrasts: tables from ``interventions.resampling.Scrubbing``.
     """
@@ -220,8 +217,6 @@ def plot(path: Path, title: str, conditions: pd.DataFrame, contrasts: pd.DataFra
     """Draw each outcome under the four conditions of ``Scrubbing``, with its double contrast.
 
     Args:
-        path: file to write.
-        title: title of the figure.
         conditions, contrasts: tables from ``interventions.resampling.Scrubbing``.
     """
     figure = Figure(figsize=(3.2 * len(OUTCOMES), 4), layout="constrained")

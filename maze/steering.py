@@ -113,7 +113,6 @@ def prepare(options: SteeringOptions, policy: Policy, store: ResultStore, arms: 
     """Compute and write vectors, and return the experiment on them.
 
     Args:
-        kinds: kinds of the vectors.
         given: vectors of a file or a pair of levels, by layer.
     """
     layers = list(dict.fromkeys(layer.name for group in arms
@@ -155,7 +154,6 @@ def write_results(options: SteeringOptions, store: ResultStore, arms: Sequence[A
     Args:
         measured: measurements at decision squares, by group of arms.
         fields: measurements of whole fields; may be empty.
-        outcomes: outcomes of fields.
     """
     what = describe(options, forks)
     table = compare_arms(arms, measured, options.controls, options.num_controls,
@@ -185,11 +183,7 @@ def measure(store: ResultStore, entry: str, experiment: Experiment, arms: Sequen
     """Return outcomes of forks under all conditions; missing ones are measured and written.
 
     Args:
-        store: open store of the results.
         entry: entry of the schema: DECISIONS, FIELDS or CHOOSING.
-        experiment: agent, vectors and controls.
-        arms: groups of conditions.
-        states: the forks.
         outcomes: outcomes of fields; empty to measure at decision squares.
 
     Returns:
@@ -218,11 +212,8 @@ def write_effects(store: ResultStore, prefix: str, table: pd.DataFrame,
     """Write table and figure of effects, and return their section of the report.
 
     Args:
-        store: open store of the results.
         prefix: prefix of the entries of the schema, "" or "field_".
         table: effects, from ``compare_arms``.
-        outcomes: outcomes in the table.
-        wording: terms for figure and report.
         what: sentences that describe the run.
     """
     store.write(f"{prefix}effects", value=table)
@@ -244,10 +235,7 @@ def plot_coefficients(path: Path, measured: Sequence[tuple[Arms, Measurements]],
     of the controls' means.
 
     Args:
-        path: file to write.
         measured: groups of arms that differ in the coefficient, with their measurements.
-        title: title of the figure.
-        seed: seed of the bootstrap.
     """
     shown = [outcome for outcome in DECISION_OUTCOMES if outcome.name.startswith("p_")]
     figure = Figure(figsize=(4 * len(shown), 2.6 * len(measured) + 0.8), layout="constrained")

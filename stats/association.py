@@ -3,7 +3,7 @@
 In every function, ``episodes`` is the number of each frame's episode (N,), and ``bootstrap``
 resamples these episodes.
 
-Letters in shape comments: N frames, E episodes, K quantities, R resamplings.
+Letters in shape comments: E episodes, K quantities.
 """
 
 from __future__ import annotations
@@ -90,7 +90,6 @@ def estimate(statistic, numbers: np.ndarray, episodes: np.ndarray,
         statistic: maps sums (..., K), with any leading dimensions, to the statistic (...).
         numbers: quantities to sum (K, N).
         episodes: number of the episode of each frame (N,).
-        bootstrap: bootstrap over these episodes.
     """
     sums = by_episode(episodes, numbers)
     ends = (np.nan, np.nan)

@@ -1,7 +1,6 @@
 """Cluster bootstrap over episodes.
 
-Letters in shape comments: N windows (or frames), E episodes, K quantities, T rows (time steps or
-other quantities), R resamplings.
+Letters in shape comments: E episodes, K quantities, T rows (time steps or other quantities).
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class ClusterBootstrap:
 
     Args:
         episodes: number of the episode of each window (N,).
-        seed: seed of the resamplings.
         resamplings: number of resamplings, R.
 
     Attributes:

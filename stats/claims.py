@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -145,9 +146,7 @@ class ClaimsTable:
     """Published claims, and the folder that compares them with our findings.
 
     Attributes:
-        claims: claims by number.
         script: command that writes the folder, for messages.
-        notes: sentences below the table.
         letter: prefix of the claims' numbers.
     """
 
@@ -176,7 +175,6 @@ class ClaimsTable:
         Args:
             store: output folder, from :meth:`store`.
             settings: folders of the studies, and further settings.
-            findings: findings by agent.
             reasons: reason why a claim has no finding, by agent and number of the claim.
         """
         table = findings_table(findings)
@@ -231,6 +229,33 @@ class ClaimsTable:
         return "\n".join([*markdown_table(["#", "published claim", *names.values()], summary),
                           *(f"{note}\n" for note in self.notes), *details, ""])
 
+    def verdicts(self, table: pd.DataFrame) -> list[str]:
+        """Return the lines of a short Markdown table for documents, with the title of each claim
+        and one number per agent; ✓ marks numbers by which the claim holds, and ✗ numbers by which
+        it does not.
+
+        Args:
+            table: shown rows of a table from :func:`findings_table`.
+        """
+        agents, lines = list(dict.fromkeys(table["agent"])), []
+        for number, claim in self.claims.items():
+            cells, measures = [], []
+            for agent in agents:
+                own = table[(table["agent"] == agent) & (table["row"] == number)]
+                if own.empty:
+                    cells.append("not measured")
+                    continue
+                row, holds = _judged(claim, own)
+                measures.append(row["measure"])
+                details = _interval(row).strip(" ()"), (
+                    f"base {_short(row['base'])}" if np.isfinite(row["base"]) else "")
+                cells.append({None: "", True: "✓ ", False: "✗ "}[holds] + _value(row)
+                             + (f" ({'; '.join(filter(None, details))})" if any(details) else ""))
+            lines.append((f"{self.letter}{number}", _escaped(claim.published.partition(": ")[0]),
+                          re.sub("(?: …)+", " …", _escaped(in_common(measures))), *cells))
+        return markdown_table(("#", "published claim", "measure here",
+                               *map(markdown_escaped, agents)), lines)
+
 
 _NUMBER_COLUMNS = ("agent", "measure", "number", "interval", "reference", "verdict")
 
@@ -244,19 +269,25 @@ def _headline(claim: Claim, rows: pd.DataFrame) -> str:
     shown = rows[rows["shown"].astype(bool)]
     if shown.empty:
         return "not measured"
-    primary = shown[shown["primary"].astype(bool) & claim.tested]
-    judged = shown[shown["holds"].notna()]
-    row = next(choices.iloc[0] for choices in (primary, judged, shown) if len(choices))
-    holds = row["holds"]
-    if pd.isna(holds):
-        is_tested = claim.tested and row["primary"] and (row["claimed"] or not claim.is_null)
-        holds = row["claimed"] != claim.is_null if is_tested else None
+    row, holds = _judged(claim, shown)
     verdict = "not tested" if holds is None else "**holds**" if holds else "**does not hold**"
     return f"{_escaped(row['measure'])}: {_value(row)}{_interval(row)}<br>{verdict}"
 
 
+def _judged(claim: Claim, shown: pd.DataFrame) -> tuple[pd.Series, bool | None]:
+    """Return the first number of an agent that tests a claim (or else the first number), and
+    whether the claim holds; None if it is not tested."""
+    primary = shown[shown["primary"].astype(bool) & claim.tested]
+    judged = shown[shown["holds"].notna()]
+    row = next(choices.iloc[0] for choices in (primary, judged, shown) if len(choices))
+    if not pd.isna(row["holds"]):
+        return row, bool(row["holds"])
+    is_tested = claim.tested and row["primary"] and (row["claimed"] or not claim.is_null)
+    return row, bool(row["claimed"]) != claim.is_null if is_tested else None
+
+
 def _value(row: pd.Series) -> str:
-    return f"{row['value']:+.3f}" if np.isfinite(row["altered"]) else _short(row["value"])
+    return f"{row['value']:+.3f}" if row["change"] else _short(row["value"])
 
 
 def _interval(row: pd.Series) -> str:
@@ -278,14 +309,11 @@ def _numbers(rows: pd.DataFrame) -> Iterator[list[str]]:
 def findings_table(findings: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
     """Return a table of all findings, with tests of the primary findings.
 
-    Args:
-        findings: findings by agent.
-
     Returns:
         A row per finding: ``agent``, the attributes of ``Finding``, ``p_table`` (p-value of primary
-        findings after Holm's correction over the agent's table, otherwise NaN) and ``claimed``
+        findings after Holm's correction over the agent's table, otherwise NaN), ``claimed``
         (whether the finding is primary, its interval excludes 0, and ``p_table`` and ``p_control``
-        are at most 0.05).
+        are at most 0.05) and ``change`` (whether the number is a change by an intervention).
     """
     table = pd.DataFrame([{"agent": agent, **dataclasses.asdict(finding)}
                           for agent, numbers in findings.items() for finding in numbers],
@@ -295,6 +323,7 @@ def findings_table(findings: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
         lambda p: holm(p.to_numpy()))
     table["claimed"] = (primary & ((table["low_95"] > 0) | (table["high_95"] < 0))
                         & (table["p_table"] <= LEVEL) & (table["p_control"] <= LEVEL))
+    table["change"] = np.isfinite(table["altered"].astype(float))
     return table
 
 
@@ -302,7 +331,6 @@ def plot_findings(path: Path, table: pd.DataFrame, letter: str) -> None:
     """Plot the primary numbers, with one panel per claim.
 
     Args:
-        path: figure to write.
         table: table from ``findings_table``, with at least one primary number.
         letter: prefix of the claims' numbers.
     """

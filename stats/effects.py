@@ -24,7 +24,7 @@ for probabilities, and 5 % of the unaltered value otherwise.
 Outcomes may be any real numbers. If several runs belong to one level, they are resampled together,
 and the signs of their differences are flipped together.
 
-Letters in shape comments: A conditions, N starts, K outcomes, C comparisons (A * K).
+Letters in shape comments: A conditions, K outcomes, C comparisons (A * K).
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ class Outcome:
     """A quantity that is measured in each run.
 
     Attributes:
-        name: name in tables.
-        label: label with the unit, for figures.
         simulated: whether the quantity can be measured in the simulator.
         real: whether the quantity can be measured in the real environment.
         probability: whether the quantity is a probability or a share.
@@ -79,10 +77,8 @@ class Condition(Generic[Value]):
 
     Attributes:
         name: name in tables; also the name of the condition's file or folder.
-        label: label in figures and reports.
         pattern: kind of intervention. Interventions are compared with the controls of the same
             pattern.
-        control: whether this is a control.
         value: definition of the intervention, which only the study interprets.
         settings: settings of the condition, which a result folder stores.
         matched: for a control, whether its change is about as large as the intervention's.
@@ -131,11 +127,9 @@ def paired_effects(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
     """Compute the effect of each condition on each outcome, with its interval and p-value.
 
     Args:
-        conditions: interventions and controls.
         outcomes: outcomes along the last axis of ``before`` and ``after``.
         before: outcomes of the unaltered runs (N, K).
         after: outcomes under each condition (A, N, K).
-        seed: seed of the bootstrap and of the sign flips.
         levels: level of each start (N,); starts on the same level are resampled together, and their
             signs are flipped together. By default, each start is its own level.
         moved: size of the change that a condition makes, by name of the condition; if None, the
@@ -275,7 +269,6 @@ def check_starts(num_starts: int, flag: str = "", halves: bool = False) -> None:
     """Check that there are enough levels or starts for an interval.
 
     Args:
-        num_starts: number of levels or starts.
         flag: command-line flag that sets their number, for the message.
         halves: whether each half of them is measured by itself.
 

@@ -30,7 +30,6 @@ def forest_plot(axes: Axes, rows: pd.DataFrame, labels: Sequence[str],
     """Draw one row per effect, from top to bottom: effect, interval, and range of its controls.
 
     Args:
-        axes: the panel.
         rows: table of effects with the column named by ``value``, ``low_95`` and ``high_95``, and,
             if there are controls, ``control_low`` and ``control_high`` (NaN for a row without
             controls). If ``styles`` is None, also ``claimed`` and ``p_holm``.
@@ -75,9 +74,7 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], t
     Further panels show the sizes of the changes and the divergence of actions over time, if given.
 
     Args:
-        path: figure to write.
         table: table from ``stats.effects.compare_conditions``.
-        outcomes: outcomes in the order of the panels.
         title: title of the figure, including a description of the runs.
         controls: plural name of the controls, such as "random directions".
         over_time: table with the columns ``arm`` (name of the condition), ``control``, ``step``,
@@ -147,7 +144,6 @@ def _key(controls: str, over_time: str) -> list[Line2D | Patch]:
     """Return the entries of the legend.
 
     Args:
-        controls: plural name of the controls.
         over_time: note on the divergence panel's grey lines; "" without this panel.
     """
     return [

@@ -32,7 +32,6 @@ class Wording:
     """Terms for interventions and controls in a report and a figure.
 
     Attributes:
-        title: title of the report.
         controls: plural name of the controls, such as "random directions".
         alike: phrase for interventions without an effect beyond the controls, such as "directions
             that are no better than random ones".
@@ -108,7 +107,6 @@ def warn_of_few_controls(num_controls: float, controls: str = "controls") -> lis
     Args:
         num_controls: smallest number of controls of any condition; NaN if there is no condition,
             which gives no warning.
-        controls: plural name of the controls.
     """
     if num_controls >= MIN_CONTROLS_TO_CLAIM or math.isnan(num_controls):
         return []
@@ -122,8 +120,6 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
     Args:
         table: table from ``stats.effects.compare_conditions``, with or without verdicts. Optional
             columns ``norm`` and ``relative`` are further sizes of the changes.
-        outcomes: outcomes in the order of the columns.
-        wording: terms for interventions and controls.
         description: sentence that describes the runs.
     """
     table = table.assign(label=table["label"].map(markdown_escaped))
@@ -166,7 +162,6 @@ def _sizes(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -
 
     Args:
         directions, controls: rows of the interventions and of the controls in the effects table.
-        wording: terms of the report.
     """
     sizes = controls.drop_duplicates("arm").groupby("pattern")["moved"]
     columns = {"norm": "norm", "relative": "as a share of the output's norm"}
@@ -187,7 +182,6 @@ def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str
 
     Args:
         directions: rows of the interventions in the effects table.
-        outcomes: outcomes, with their labels.
     """
     labels = {outcome.name: outcome.label for outcome in outcomes}
     counts = directions["verdict"].value_counts()
@@ -216,7 +210,6 @@ def _summary(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording)
 
     Args:
         directions, controls: rows of the interventions and of the controls in the effects table.
-        wording: terms of the report.
     """
     num_ranks = 1 + directions["num_controls"].min()
     by_chance = len(directions) * int(LEVEL * num_ranks) / num_ranks
@@ -252,9 +245,7 @@ def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording)
     (``Condition.pattern``).
 
     Args:
-        table: effects table of interventions and controls.
         outcomes: outcomes, one per column of the result.
-        wording: terms of the report.
     """
     directions, names = table[~table["control"]], [outcome.name for outcome in outcomes]
     unaltered = directions.drop_duplicates("outcome").set_index("outcome")["unaltered"]

@@ -105,12 +105,9 @@ def write_series(store: ResultStore, settings: dict, table: pd.DataFrame, axis: 
     """Write the folder of a series, and replace an earlier one.
 
     Args:
-        store: folder to write.
-        settings: settings of the series.
         table: table ``series.csv``.
         axis: name of the number in which the agents differ.
         panels: measures of each table of the report and of each panel of the figure, by title.
-        notes: description of levels and intervals.
         logarithmic: whether the figure has a logarithmic x-axis.
 
     Raises:

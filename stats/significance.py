@@ -1,6 +1,6 @@
 """Tests of paired differences, Holm's correction and Wilson's interval.
 
-Letters in shape comments: N pairs, C comparisons.
+Letters in shape comments: C comparisons.
 """
 
 from __future__ import annotations

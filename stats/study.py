@@ -42,13 +42,10 @@ def measure_conditions(store: ResultStore, entry: str, conditions: Sequence[Cond
     finished.
 
     Args:
-        store: open result folder.
         entry: entry of the schema with one item per condition; the item's key is the condition's
             name.
-        conditions: all conditions, the baseline first.
         measure: returns the item of a condition. A long measurement may store partial results in
             ``store`` and resume from them.
-        shard: subset of the conditions that this process measures.
     """
     for number, condition in shard.of(list(enumerate(conditions))):
         if not store.has(entry, condition.name):
@@ -65,10 +62,8 @@ def write_effects(store: ResultStore, table: pd.DataFrame, outcomes: Sequence[Ou
     They are the entries ``effects``, ``report`` and ``figure`` of the store's schema.
 
     Args:
-        store: open result folder.
         table: table from ``compare_conditions``.
         outcomes, over_time: see ``stats.forest_plot.plot_effects``.
-        wording: terms for interventions and controls.
         description: description of the runs, such as "model.pth on 400 levels", without a full
             stop.
     """

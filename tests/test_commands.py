@@ -18,6 +18,7 @@ from conftest import PATIENCE, ROOT, refusal, start, tiny_policy, wait_for
 
 import evaluate
 import loss_over_time_experiment
+import maze.table
 import plot_training_csv
 import plot_value_and_action_weights
 import record
@@ -139,6 +140,11 @@ def test_too_little_memory_is_one_sentence(error, capsys):
         raise error
 
     assert "there is not enough memory" in refusal(main, [], capsys)
+
+
+def test_a_link_to_itself_is_refused(tmp_path, capsys):
+    (tmp_path / "loop").symlink_to("loop")
+    assert "loop" in refusal(maze.table.main, ["--studies", tmp_path / "loop"], capsys)
 
 
 PRINTS = """

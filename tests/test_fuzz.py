@@ -22,7 +22,7 @@ from conftest import tiny_policy
 from agents.agent_file import load_agent, save_agent
 from agents.episodes import read_evaluation
 from agents.provenance import file_sha256, is_digest
-from agents.rollout_files import RolloutFolder
+from agents.rollout_files import RECORDING, RolloutFolder
 from agents.world_files import read_world
 from analysis.influences.comparison import COMPARISON_FILES
 from analysis.jacobians import JACOBIAN_FILES
@@ -388,6 +388,9 @@ RECORDS = {
     "comparison": ({"samples_dir": "x", "matrices_sha256": {"a": "0"}, "saliency_step": 1,
                     "level": 0.1, "min_samples": 2},
                    settings_reader(COMPARISON_FILES, *COMPARISON_FILES.setting_types)),
+    "recording": ({"env": vars(EnvConfig("coinrun", "hard", 0, 100)), "seed": 1},
+                  lambda path: {1, *map((RECORDING.read_settings(path).get("env") or {}).get,
+                                        ("env_name", "distribution_mode", "use_backgrounds"))}),
     "jacobians": ({"parameters": {"grad_timestep": 1}, "functions": ["value"], "samples": "x",
                    "saliency_made_by": {"common_timesteps": [2]}, "steps": {"pca": {}}},
                   settings_reader(JACOBIAN_FILES, "parameters", "functions"))}

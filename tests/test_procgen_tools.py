@@ -1,4 +1,4 @@
-"""The examples of the README of procgen-tools, as reproduced in docs/procgen_tools.md."""
+"""The examples of docs/coming_from.md, and the state variables of procgen-tools."""
 
 import importlib
 import os
@@ -15,7 +15,7 @@ from agents.agent_file import save_agent
 from maze.level.levels import load_levels
 from maze.level.state import stock_state
 
-PAGE = ROOT / "docs/procgen_tools.md"
+PAGE = ROOT / "docs/coming_from.md"
 AGENT = "maze_easy_corner_160022528.pth"
 # In the order in which that README prints them.
 STATE_VALUES = """SERIALIZE_VERSION game_name options.paint_vel_info options.use_generated_assets
@@ -73,13 +73,13 @@ def test_every_block_of_python_runs_and_does_what_it_says(folder, capsys):
     original, modified = names["original"], names["modified"]
     assert len(original.squares) == len(names["state"].grid.squares(without_cheese=True))
     assert np.abs(original.probs - modified.probs).max() > 1e-4
-    assert Path("field.png").stat().st_size > 10_000 and Path("fields.png").stat().st_size > 10_000
-    assert "step.current_level_seed" in capsys.readouterr().out
+    assert Path("fields.png").stat().st_size > 10_000
+    assert capsys.readouterr().out.startswith("0 13 row 11, column 6")
 
 
 def test_every_command_runs_and_writes(folder):
     commands = [shlex.split(line) for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 4
+    assert len(commands) == 3
     for python, option, module, *words in commands:
         assert (python, option) == ("python", "-m")
         assert importlib.import_module(module).main(words) == 0

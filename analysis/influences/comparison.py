@@ -15,7 +15,7 @@ Matrices of gradients without paths through the environment have the suffix ``_w
     sample_ids.npy, behaviours.npy      numbers of the samples, and the behaviour of each, -1 for
                                         none (M,)
 
-Letters in shape comments: M samples, K lags, I sources, J targets.
+Letters in shape comments: K lags, I sources, J targets.
 """
 
 from __future__ import annotations
@@ -127,7 +127,6 @@ class SignAgreementTable:
         """Write tables and matrices into a folder.
 
         Args:
-            folder: folder to write to.
             numbers: numbers of the samples (M,).
             labels: behaviour of each sample, -1 for none (M,); None if behaviours are left out.
         """

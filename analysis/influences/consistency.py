@@ -44,8 +44,8 @@ matrix significant.
 Samples are treated as independent. Samples from the same recorded episode are not entirely
 independent, so use samples from many episodes.
 
-Letters in shape comments: M samples, T steps, K lags, I sources (ICs), J targets (ICs, then
-outputs), R shuffles, G groups.
+Letters in shape comments: K lags; I sources (ICs); J targets (ICs, then outputs); R shuffles; G
+groups.
 """
 
 from __future__ import annotations
@@ -168,7 +168,6 @@ def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_s
         influences: gradients and coordinates of all samples.
         groups: row indices of each behaviour's samples, by behaviour number.
         num_shuffles: number of shuffles of the samples, R, and of permutations of the ICs.
-        seed: seed of the shuffles and permutations.
 
     Returns:
         Results by group, ALL_SAMPLES first.
@@ -255,7 +254,6 @@ class SampleSigns:
         Args:
             num_shuffles: number of shuffles, R.
             tested: mask of the tested pairs, bool (K, I, J).
-            rng: random number generator.
 
         Returns:
             Number of shuffles whose ``standing`` is at least as large as that of the unshuffled
@@ -287,7 +285,6 @@ def matrix_agreements(gradients: np.ndarray, correlations: np.ndarray, num_shuff
     Args:
         gradients, correlations: median gradients and mean products of each group (G, K, I, I).
         num_shuffles: number of permutations.
-        seed: seed of the permutations and sign flips.
 
     Returns:
         Share of the pairs of different ICs in which the signs of gradient and correlation agree,

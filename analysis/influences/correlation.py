@@ -12,7 +12,7 @@ Layout of ``analysis/cross_corr_and_causation_plot_data/``, where c is the numbe
     order_of_ics.npy *                  order of the ICs in the figures (I,)
     cosine_similarity_of_ics.npy *      cosine similarity of the ICs' directions (I, I)
 
-Letters in shape comments: M samples, T steps, K lags, I ICs, D hidden units.
+Letters in shape comments: K lags, I ICs.
 """
 
 from __future__ import annotations
@@ -91,7 +91,6 @@ class Correlations:
     """Matrices of cross-correlation and cross-causation, and their figures.
 
     Args:
-        inputs: samples, directions and behaviours.
         influences: gradients with only ICs as targets; None to leave out cross-causation.
         share: share of the samples at each end that counts as extreme. For each IC, samples are
             ordered by the coordinate of the IC at ``step``.
@@ -208,7 +207,6 @@ class Correlations:
         Args:
             parts: nested dict; ``parts[prefix][average]`` is an array (lags, I, I) of gradients in
                 one set of samples. Titles of matrices start with ``prefix``.
-            title: title of the figure.
             tree: whether to draw the dendrogram.
         """
         panels, scales = [], []

@@ -6,8 +6,7 @@ over the copies, and the stored gradient is again a mean over the copies. A stor
 therefore the mean of the gradients of single copies, divided by the number of copies;
 ``InfluenceReader`` multiplies by this number.
 
-Letters in shape comments: M samples, T steps, L lags, D hidden units, I ICs, J targets (ICs, then
-outputs).
+Letters in shape comments: L lags; I ICs; J targets (ICs, then outputs).
 """
 
 from __future__ import annotations
@@ -99,7 +98,6 @@ def read_coordinates(samples: SampleFolder, numbers: Sequence[int],
 
     Args:
         samples: folder of the samples.
-        numbers: numbers of the samples.
         projector: projector to the ICs.
 
     Raises:
@@ -276,7 +274,6 @@ class InfluenceReader:
         only: float32 (M, L, I), 0 except at lag 0.
 
         Args:
-            policy: the agent.
             answer: name of the output, a key of ``ANSWERS``.
             shape: M, L and I.
         """
@@ -300,7 +297,6 @@ def readout_gradient(policy: Policy, answer: str, states: Tensor) -> Tensor:
     """Compute the gradients of an output with respect to the hidden states that the heads read.
 
     Args:
-        policy: the agent.
         answer: name of the output, a key of ``ANSWERS``.
         states: hidden states (M, D).
 
@@ -321,7 +317,6 @@ class Inputs:
     Attributes:
         samples: folder of the samples.
         coordinates: IC coordinates, states and outputs of the chosen samples.
-        projector: projector to the directions.
         matrices: checksums of the projector's files, by name.
         labels: behaviour of each sample, -1 for none (M,); None if behaviours are left out.
     """
@@ -339,8 +334,6 @@ class Inputs:
 
         Args:
             samples: folder of the samples.
-            numbers: numbers of the samples.
-            precomputed: folder of the directions.
             num_episodes: number of episodes from which the directions were computed.
             behaviours: results of the behaviours, or None to leave them out.
 

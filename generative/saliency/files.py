@@ -15,8 +15,7 @@ action that enters the environment. A function is finished once its JSON file ex
 folders have no JSON files, see ``SaliencyFolder.finished``. Shards (``common.shards``) write the
 same files; joining them checks that none is missing.
 
-Letters in shape comments: T steps, C H W an image, D agent hidden state, E deterministic state of
-the environment, M maps of this state.
+Letters in shape comments: E deterministic state of the environment, M maps of this state.
 """
 
 from __future__ import annotations
@@ -155,7 +154,6 @@ class SaliencyFolder(ResultStore):
         Args:
             field: name of a field of ``SaliencyArrays``.
             function: name of the saliency function.
-            numbers: numbers of the samples.
 
         Raises:
             UserError: see ``saliency``; or if the shapes of the samples differ.
@@ -167,7 +165,6 @@ class SaliencyFolder(ResultStore):
         """Return whether the saliency of a function in a sample is finished.
 
         Args:
-            number: number of the sample.
             function: name of the function.
             description: expected settings.
 
@@ -204,7 +201,6 @@ class SharedSaliency:
     """Coordinator of shards that compute saliency in a sample folder, which other runs may share.
 
     Args:
-        folder: folder of samples.
         settings: settings of all shards, which determine the division of the work.
         files: description files that the shards write.
     """

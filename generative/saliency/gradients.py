@@ -6,8 +6,8 @@ with respect to the images and states of every step are averaged over the copies
 the start vector). As published, the scalar is also divided by the number of copies, so that
 gradients computed with different numbers of copies have different scales.
 
-Letters in shape comments: G samples in a batch, N copies of each, T steps, C H W an image,
-D agent hidden state, E deterministic state of the environment, V bottleneck vector.
+Letters in shape comments: G samples in a batch, N copies of each, E deterministic state of the
+environment.
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ class SaliencyFunction:
 
         Args:
             common_timesteps: steps at which functions are evaluated.
-            num_steps: number of steps of the sample.
         """
         return num_steps if self.what == VALUE_DELTA else max(common_timesteps) + 1
 
@@ -89,7 +88,6 @@ class SaliencyFunction:
         change of the value from one step to the next over all steps.
 
         Args:
-            steps: simulated steps of the batch.
             common_timesteps: steps at which the function is evaluated; not used by ``value_delta``.
             coordinates: maps hidden states to coordinates along directions; None if the function is
                 not a direction.
@@ -292,7 +290,6 @@ def state_maps(gradients: np.ndarray, states: np.ndarray, config: SimulatorConfi
     Args:
         gradients: gradients with respect to the environment's deterministic states, float32 (T, E).
         states: these states, float32 (T, E).
-        config: configuration of the simulator.
 
     Returns:
         A map for each of ``STATE_MAPS``, float32 (2, T, H, W).
@@ -374,7 +371,6 @@ def film(number: int, frames: np.ndarray, actions: np.ndarray,
     """Yield the frames of a sample next to its renderings, each below a title.
 
     Args:
-        number: number of the sample.
         frames: frames of the sample, uint8 (T, H, W, C).
         actions: input actions of the steps, drawn on the frames; -1 where unknown (T,).
         renderings: renderings of the sample's saliency by title, uint8 (T, H, W, C) each.

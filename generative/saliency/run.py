@@ -5,7 +5,7 @@ its world. Only rounding depends on the other samples of the batch. Runs can the
 and divided among shards. The requested samples are always divided into the same batches, so a
 resumed run is bit-identical to an uninterrupted one.
 
-Letters in shape comments: G samples in a batch, T steps, C H W an image.
+Letters in shape comments: G samples in a batch.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ class SaliencyPlan:
         gaussian_kernel_size: size of the smoothing kernel, in pixels.
         sigma: standard deviation of the smoothing kernel, in pixels.
         without_env_grads: stop gradients at the action that enters the environment.
-        seed: seed of the noise.
     """
 
     functions: tuple[SaliencyFunction, ...]
@@ -93,8 +92,6 @@ class SampleSaliency:
 
     Args:
         simulator: simulator on the device of ``compute``.
-        compute: device and precision.
-        plan: settings of the run.
         samples: folder of the simulated samples.
         description: settings of simulator and agent, for the description files.
         matrices: checksums of the matrices that define the directions, by file name; None if no
@@ -148,9 +145,7 @@ class SampleSaliency:
         """Yield the gradients of functions in samples, from one forward pass.
 
         Args:
-            numbers: numbers of the samples.
             samples: the samples, stacked.
-            functions: functions to differentiate.
             without_env_grads: stop gradients at the action that enters the environment.
 
         Raises:
@@ -178,7 +173,6 @@ class SampleSaliency:
         """Compute the smoothed saliency maps (T, H, W) of one sample.
 
         Args:
-            gradients: gradients of a batch.
             row: row of the sample in the batch.
         """
         return saliency_maps(gradients.images[row].numpy(), self.plan.gaussian_kernel_size,
@@ -191,7 +185,6 @@ class SampleSaliency:
         Args:
             gradients: gradients of a function in a batch.
             row: row of the sample in the batch.
-            sample: the sample.
             processed: rendering of the sample's saliency (T, H, W, C).
         """
         of_sample = {name: gradient[row].numpy() for name, gradient in vars(gradients).items()}
@@ -206,7 +199,6 @@ class SampleSaliency:
         """Compare simulated with stored frames, and add the differing samples to ``diverging``.
 
         Args:
-            numbers: numbers of the samples.
             images: images of the T' simulated steps (G, T', C, H, W).
             frames: stored frames of the samples (G, T, H, W, C).
         """
@@ -227,7 +219,6 @@ def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Se
     Args:
         saliency: computation of the saliency of samples.
         folder: folder that the files are written to.
-        numbers: numbers of the samples.
         batch_size: number of samples per forward pass.
         with_videos: write videos as well; saliency without a video is computed again.
         overwrite: compute everything again.
@@ -404,7 +395,6 @@ def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolde
 
     Args:
         samples: folder of the samples.
-        numbers: numbers of the samples to average.
         description: further settings that the new sample depends on.
 
     Returns:

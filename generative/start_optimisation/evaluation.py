@@ -26,8 +26,8 @@ recorded starts, or from all samples of the prior. A control of the percentile s
 an arm by j objectives: the target of objective i is read in the start of objective i + j. There is
 a control for every shift j that gives each objective the start of another target.
 
-Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, B samples,
-P samples of the prior.
+Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, P samples
+of the prior.
 """
 
 from __future__ import annotations
@@ -91,11 +91,9 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
     """Compute all targets in rollouts from the optimised starts, and compare with the controls.
 
     Args:
-        context: inputs of the searches.
         folders: sample folders by penalty.
         recording: rollouts that contain the recorded starts; None leaves out the real game.
         batch_size: number of rollouts per batch.
-        seed: seed of the controls and of the statistics.
 
     Returns:
         Three tables. The first is ``starts.csv``, with a row for each penalty, objective and start.
@@ -252,7 +250,6 @@ def compare_with_controls(context: SearchContext, scores: dict[str, np.ndarray],
             row per start and a column per objective.
         percentiles: percentiles in the real game, by arm, including the arms ``RECORDED`` and
             ``BEGINNING``; arrays as in ``scores``.
-        seed: seed of the controls and of the statistics.
 
     Returns:
         The table of ``compare_conditions``; None with fewer than ``MIN_STARTS`` groups of targets.

@@ -13,8 +13,7 @@ clusters, where no recorded start lies. Searches are penalised where the density
 unconstrained activation maximisation in the latent space of a generator leaves the region that the
 generator was trained on (Nguyen et al. 2016, 2017).
 
-Letters in shape comments: T steps, B rollouts or vectors, A actions, D agent hidden state, U units
-of a layer, N recorded starts, G targets, V bottleneck vector.
+Letters in shape comments: U units of a layer, N recorded starts, G targets.
 """
 
 from __future__ import annotations
@@ -82,7 +81,6 @@ class Rollouts:
         Args:
             steps: the agent's outputs at each step.
             activations: cached outputs of layers in the same steps.
-            policy: the agent.
         """
         units = {}
         for name in activations:
@@ -103,7 +101,6 @@ def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: 
 
     Args:
         simulator: simulator on the device of ``compute``.
-        compute: device and precision.
         vectors: bottleneck vectors (B, V).
         num_steps: T, number of steps.
         layers: names of the layers whose units are read.
@@ -124,7 +121,6 @@ class Target:
     """A scalar that is read from the agent at one step of a rollout.
 
     Attributes:
-        name: name on the command line.
         read: function that maps rollouts and a step to the values of the target (B,).
         layers: names of the layers whose units ``read`` needs.
         first_step: first step at which the target is defined.
@@ -144,7 +140,6 @@ class Objective:
     """A target that is maximised or minimised.
 
     Attributes:
-        target: the target.
         aim: MAXIMISE or MINIMISE.
     """
 
@@ -166,7 +161,6 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
             directions as in ``saliency_functions`` (``hx_direction`` for all ``direction_ids``);
             units as <layer>:<number>, or the name of a layer for all of its units;
             ``from_<action>_to_<action>``, with the actions of the step before and of the step.
-        policy: the agent.
         direction_ids: numbers of the directions that ``hx_direction`` stands for.
         direction_type: type of these directions: "ica" or "pca".
         projector: projector onto the directions; None if no target is a direction.
@@ -216,7 +210,6 @@ def linear_target(name: str, weights: Tensor, bias: Tensor, centre: Tensor) -> T
     """Return the target that is a linear function of the hidden state.
 
     Args:
-        name: name of the target.
         weights: weights of the units (D,).
         bias: value at ``centre``, ().
         centre: state that is subtracted first (D,).
@@ -229,7 +222,6 @@ def _move_target(name: str, before: int, after: int) -> Target:
     """Return the target that is the log-probability of two consecutive actions.
 
     Args:
-        name: name of the target.
         before: action at the previous step.
         after: action at the step of the target.
     """
@@ -282,12 +274,6 @@ class RecordedStarts:
 def drawn_windows(dataset: RolloutDataset, number: int, step: int, seed: int) -> np.ndarray:
     """Draw windows whose initial frames lie in one episode that has not ended at a given step.
 
-    Args:
-        dataset: the recorded windows.
-        number: maximum number of windows.
-        step: simulated step, from 0.
-        seed: seed of the draw.
-
     Returns:
         Numbers of the windows, int64 (N,).
 
@@ -312,10 +298,7 @@ def recorded_starts(simulator: Simulator, compute: Compute, dataset: RolloutData
 
     Args:
         simulator: simulator on the device of ``compute``.
-        compute: device and precision.
-        dataset: the recorded windows.
         windows: numbers of the windows (N,).
-        targets: targets to read.
         step: step at which the targets are read.
         batch_size: number of windows per batch.
     """
@@ -383,7 +366,6 @@ class RecordedDensity:
 
     Attributes:
         vectors: recorded unit vectors (N, V).
-        concentration: concentration of the kernels.
         log_density: log-density of each recorded vector under the kernels of other episodes, up to
             a constant, float64 (N,).
         typical: log-density that all but ``TYPICAL_SHARE`` of the recorded vectors exceed.

@@ -7,7 +7,7 @@ better), -1 (it is worse) or 0. Two-sided p-values are those of the exact sign t
 whose difference is not 0; with one objective per group, this is McNemar's test (1947). Intervals of
 the mean difference over groups are percentile bootstraps over groups.
 
-Letters in shape comments: O objectives, K starts of each, G groups, V bottleneck vector.
+Letters in shape comments: O objectives, K starts of each, G groups.
 """
 
 from __future__ import annotations
@@ -39,9 +39,6 @@ def find_moved(context: SearchContext, folder: SampleFolder) -> np.ndarray:
     """Return whether each search returned another start than its beginning, bool (O K,).
 
     Vectors and worlds are compared. Searches over vectors keep the worlds.
-
-    Args:
-        folder: samples of the optimised starts.
     """
     moved = []
     for number, (vectors, world) in enumerate(context.begin_starts):
@@ -62,7 +59,6 @@ def compare_pairs(starts: pd.DataFrame, groups: np.ndarray, seed: int) -> pd.Dat
     Args:
         starts: table of ``evaluation.evaluate``; comparisons without columns are left out.
         groups: number of the group of each objective (O,).
-        seed: seed of the bootstrap.
 
     Returns:
         A row per penalty and comparison: ``penalty``, ``outcome``, ``compared_with``,

@@ -6,7 +6,7 @@ negative log-likelihood (Ho et al. 2020, "Denoising diffusion probabilistic mode
 noise keeps the norm of the noise, so the norm cannot tell implausible starts, but this loss can.
 It exists for all starts, so searches in noise and over vectors can be compared.
 
-Letters in shape comments: B starts, P samples of the prior, G targets, V bottleneck vector.
+Letters in shape comments: P samples of the prior, G targets.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ def prior_loss(simulator: Simulator, vectors: Tensor, world: World) -> np.ndarra
     ``prior_losses``), averaged over ``TIMES``.
 
     Args:
-        simulator: simulator with a trained prior.
         vectors: bottleneck vectors (B, V), on the simulator's device.
         world: worlds of the starts, on the simulator's device.
     """

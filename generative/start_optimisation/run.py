@@ -149,8 +149,6 @@ class FinishedSearch:
     """A search whose samples are all written.
 
     Attributes:
-        context: inputs of the searches.
-        store: result folder, open for writing.
         folders: sample folders by penalty.
         recording: rollouts that are replayed in the real game; None to leave this out.
     """
@@ -172,7 +170,6 @@ def run_search(options: SearchOptions, folder: Path, schema: Schema, choose: Cho
     The rollouts of the optimised starts are written as samples.
 
     Args:
-        folder: output folder.
         schema: schema of the folder, with the entries of ``OPTIMISED_STARTS``.
         choose: function that chooses the targets, see ``Choice``.
         aims: whether targets are maximised, minimised, or both.

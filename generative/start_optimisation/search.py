@@ -43,8 +43,8 @@ Layout of the output folder::
     pairs.csv                 a row for each paired test over groups of targets, see ``paired``
     report.md, targets.png
 
-Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, T simulated
-steps, B samples, H W C a frame, V bottleneck vector, P samples of the prior.
+Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, P samples
+of the prior.
 """
 
 from __future__ import annotations
@@ -162,7 +162,6 @@ def in_noise(simulator: Simulator, seeds: Tensor) -> Beginnings:
     """Return beginnings of a search in noise.
 
     Args:
-        simulator: simulator with a trained prior.
         seeds: seeds of the noise, and of what lies beyond the worlds, int64 (K,).
     """
     return Beginnings(
@@ -177,7 +176,6 @@ def search(simulator: Simulator, compute: Compute, objective: Objective, begin: 
 
     Args:
         simulator: simulator on the device of ``compute``.
-        objective: objective to optimise.
         begin: beginnings of K searches.
         scale: mean and standard deviation of the target over recorded starts.
         density: density of recorded start vectors, which defines the excess term; None for no
@@ -256,17 +254,13 @@ class SearchContext:
 
     Attributes:
         simulator: simulator on the device of ``compute``.
-        compute: device and precision.
         dataset: recorded rollouts, with windows of ``num_steps`` simulated steps.
-        starts: recorded starts.
         best_of: number of recorded starts, the last in ``starts``, that optimised starts are
             compared with; searches begin from the remaining ones.
         density: density of all recorded starts.
         objectives: objectives to optimise: all targets with the first aim, then all targets with
             the second aim, if any.
-        plan: settings of the search.
         num_starts: K, number of starts per objective.
-        num_steps: number of steps of the stored rollouts.
         space: search space, NOISE or VECTOR.
         prior: random samples of the prior; None without a trained prior. A search in noise begins
             from the first ``pool`` samples.
@@ -342,9 +336,6 @@ class SearchContext:
         the best recorded starts that are not used for comparison, from different episodes if
         possible.
 
-        Args:
-            number: number of the objective.
-
         Returns:
             Rows of the samples of the prior, or of the recorded starts, best first (K,).
         """
@@ -371,18 +362,6 @@ class SearchContext:
             assert self.prior is not None
             return in_noise(self.simulator, torch.from_numpy(self.prior.seeds[rows]))
         return in_vectors(torch.from_numpy(self.starts.vectors[rows]), self.worlds(rows))
-
-    @functools.cached_property
-    @torch.no_grad()
-    def begin_starts(self) -> list[tuple[Tensor, World | None]]:
-        """Vectors (K, V), and in noise rounded worlds, of the beginnings of each objective."""
-        numbers = range(len(self.objectives))
-        if self.space == VECTOR:
-            return [(torch.from_numpy(self.starts.vectors[self.begins(number)]), None)
-                    for number in numbers]
-        starts = [begin.starts(*(tensor.to(self.compute.device) for tensor in begin.variables))
-                  for begin in map(self.beginnings, numbers)]
-        return [(vectors, None if world is None else rounded(world)) for vectors, world in starts]
 
     def nearest(self, vectors: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the recorded starts nearest to vectors (B, V), see ``RecordedDensity.nearest``.
@@ -487,10 +466,6 @@ def write_best_starts(context: SearchContext, path: Path, samples: Sequence[Samp
 
     The rows show the best start of an objective for each penalty, then the recorded starts nearest
     to the first of these best starts.
-
-    Args:
-        path: image to write.
-        samples: samples of the best starts.
     """
     (rows,), _ = context.nearest(samples[0].bottleneck_vec[None],
                                  min(NEAREST_IN_STRIP, context.best_of))

@@ -2,9 +2,8 @@
 
 Fields can be subtracted, for example with and without a patch, or with the two facings.
 
-Symbols in shapes: n squares, A = 15 actions, D units of the hidden state, F facings, R = F n frames
-(all squares with the first facing, then all with the next), P resumed forward passes, C H W
-dimensions of a layer's output.
+Letters in shape comments: n squares; F facings; R = F n frames (all squares with the first facing,
+then all with the next); P resumed forward passes.
 """
 
 from __future__ import annotations
@@ -248,7 +247,6 @@ def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: 
 
     Args:
         policy: agent, on the device of ``compute``.
-        compute: device, precision and memory layout.
         state: the level; episodes start at its mouse's square.
         facing: facing of the mouse: 0 for left, 1 for right.
         memory: hidden state of a recurrent agent on each square: ``start``, the state at the start
@@ -289,12 +287,10 @@ def fields_by_facing(grid: Grid, squares: np.ndarray, log_probs: np.ndarray, val
     """Split the outputs of a batch into one field per facing.
 
     Args:
-        grid: the level.
         squares: squares of each field, world (row, column), (n, 2).
         log_probs: log-probabilities of the actions, float32 (F n, A): all squares with the first
             facing, then all with the next.
         values: values in the same order, float32 (F n,).
-        facings: facings of the fields.
         memory: memory of the fields, as in :class:`Field`.
     """
     parts = zip(facings, np.split(log_probs, len(facings)), np.split(values, len(facings)))
@@ -309,12 +305,8 @@ class ResumedField:
 
     Args:
         forward: forward pass of the agent, split at the layer.
-        state: the level.
-        squares: squares of the mouse.
-        facings: facings of the mouse.
 
     Attributes:
-        grid: grid of the level.
         squares: squares of the mouse, int64 (n, 2).
         facings: the F facings of the mouse.
         memory: as in :class:`Field`.
@@ -386,10 +378,8 @@ def reference_frames(env: EnvConfig, without: Collection[int], size: int,
     """Draw a reference set: one frame per random maze level, the mouse on a random free square.
 
     Args:
-        env: environment configuration of the levels.
         without: seeds of measured levels, which are excluded.
         size: number of frames and levels.
-        seed: seed of the random draws.
     """
     rng = np.random.default_rng(seed)
     frames = [frame_source(state)(rng.permutation(state.grid.squares(without_cheese=True))[:1],

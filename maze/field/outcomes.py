@@ -34,13 +34,16 @@ from maze.field.fields import (
 from maze.level.grid import Grid, Square
 
 EPISODE_STEPS = 500  # steps after which an episode ends without reward
-# At the decision square of a fork.
+# At the decision square of a fork; log-odds of cheese against corner, entropy in nats.
 AT_DECISION = ("p_cheese", "p_corner", "p_other", "log_odds", "entropy", "value")
-# Over all squares of the field, or along the paths to the cheese and the corner.
+# Over all squares of the field: share of squares whose most likely move leads to the neighbour of
+# highest value, geometric mean of the move probabilities along the paths to the cheese and the
+# corner, mean probabilities of walking into a wall and of standing still.
 OF_FIELD = ("value_agreement", "path_cheese", "path_corner", "into_walls", "stay")
 # From the Markov chain, which needs both facings and an agent without memory.
 EXACT = ("exact_cheese", "exact_cheese_first", "exact_region_first", "expected_steps")
-# Differences between the patched and the unpatched field.
+# Differences between the patched and the unpatched field: mean over squares, the published norm,
+# and whether the most likely move at the decision square changed.
 OF_CHANGE = ("mean_total_variation", "published_size", "direction_changed")
 
 

@@ -54,7 +54,6 @@ class Start:
 
     Attributes:
         name, mode: name and distribution mode of the level.
-        patches: active patches, as text.
         before, after: exact probability of reaching the cheese without and with the patches; NaN
             without patches.
     """
@@ -88,7 +87,6 @@ def write_page(folder: MazePageFolder, agents: dict[str, Policy], files: Sequenc
     """Write the page and its data into an existing folder.
 
     Args:
-        folder: folder of the page.
         agents: feed-forward IMPALA networks by name, see :func:`check_agent`.
         files: agent files, in the order of ``agents``.
         levels: levels with their names, as (name, level).

@@ -64,8 +64,6 @@ class Panel:
     """Panel of a figure with arrows over a level.
 
     Attributes:
-        title: title of the panel.
-        grid: the level.
         shown: field or difference whose arrows are drawn.
         view: person view of the level, uint8 (512, 512, 3); by default the cells are drawn.
     """
@@ -88,13 +86,7 @@ def compared(original: Panel, patched: Panel) -> list[Panel]:
 
 
 def field_figure(panels: Sequence[Panel], style: Style = PLAIN, title: str = "") -> Figure:
-    """Draw panels side by side.
-
-    Args:
-        panels: the panels.
-        style: options for drawing.
-        title: title of the figure.
-    """
+    """Draw panels side by side."""
     figure, axes_of = _side_by_side(len(panels), title)
     for axes, panel in zip(axes_of, panels):
         _draw_level(axes, panel.grid, panel.view)
@@ -121,8 +113,6 @@ def plot_maps(path: Path, grid: Grid, maps: Mapping[str, np.ndarray], style: Sty
     """Write heat maps side by side, atomically.
 
     Args:
-        path: file to write.
-        grid: the level.
         maps: maps by title. Maps of squares, (W, W), have row 0 at the bottom and NaN for other
             cells, as from ``Field.map``. Maps of another shape show a channel (rows, columns), with
             row 0 at the top, and cover the whole frame.
@@ -145,8 +135,6 @@ def write_film(path: Path, figures: Iterable[Figure], stills: Path | None = None
     """Write figures of one size as a film, atomically, each shown for a quarter of a second.
 
     Args:
-        path: video file to write.
-        figures: figures, in the order of the film.
         stills: optional image file with ``num_stills`` evenly spaced figures side by side,
             including the first and the last; all figures if there are fewer.
     """
@@ -216,11 +204,8 @@ def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
     """Draw and write the missing figures of an arm, which is a list of patches.
 
     Args:
-        store: open store of the results.
-        arm: name of the arm.
         fields, unpatched: fields of the arm and of the arm without patches, by level.
         views: person views of the levels to draw, uint8 (512, 512, 3), by level.
-        style: options for drawing.
     """
     for name, view in with_progress(views.items(), len(views), "level"):
         sides = fields[name]
@@ -263,10 +248,7 @@ def over_arms(fields: Mapping[str, Mapping[str, Fields]], level: str, view: np.n
     field, and their difference.
 
     Args:
-        fields: fields by arm and level.
-        level: name of the level.
         view: person view of the level, uint8 (512, 512, 3).
-        style: options for drawing.
     """
     grid = fields[UNPATCHED][level][0].grid
     original = Panel(UNPATCHED, grid, fields[UNPATCHED][level][0], view)
@@ -281,11 +263,7 @@ def over_checkpoints(files: Sequence[Path], state: MazeState, options: FieldOpti
     """For each agent file, yield a figure of a level's field.
 
     Args:
-        files: agent files.
-        state: the level.
-        options: options for computing fields, whose agent is replaced by the agent of each file.
         view: person view of the level, uint8 (512, 512, 3).
-        style: options for drawing.
     """
     for path in files:
         policy = load_agent(path, options.compute.device)

@@ -89,10 +89,7 @@ def write_field(store: ResultStore, arm: str, key: str, field: Field,
     """Write a field, and the sizes of the changes that the patches made.
 
     Args:
-        store: open store of the results.
-        arm: name of the arm.
         key: name of the level, followed by ``_facing_1`` for a second facing.
-        field: the field.
         moved: size of each patch's change, from ``ActivePatches.changes``.
     """
     grid = field.grid
@@ -173,11 +170,7 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
     """Return the fields of an arm by level; missing fields are computed and written.
 
     Args:
-        store: open store of the results.
-        arm: name of the arm.
-        patches: patches of the arm, opened for the agent.
         levels: levels by name.
-        options: agent and options for computing fields.
         std: standard deviations of the units of the patched layers, by layer, in which the size
             ``in_std`` of a change is measured.
 

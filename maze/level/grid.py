@@ -142,11 +142,7 @@ class Grid:
         return self.cheeses[0]
 
     def squares(self, without_cheese: bool = False) -> list[Square]:
-        """Return the free squares, ordered by row, then column.
-
-        Args:
-            without_cheese: whether to exclude squares with cheese.
-        """
+        """Return the free squares, ordered by row, then column."""
         chosen = self.cells == FREE if without_cheese else self.is_free
         return [Square(*place) for place in np.argwhere(chosen).tolist()]
 

@@ -90,9 +90,7 @@ def find_levels(distribution_mode: str, seeds: Sequence[int], number: int,
     """Return the first levels in a sequence of seeds that pass the filters.
 
     Args:
-        distribution_mode, use_backgrounds: options of the levels.
         seeds: level seeds to try, in order.
-        number: number of levels to return.
         filters: properties that a level must have; None accepts all levels.
         edit: optional edit of every level, applied before the filters.
 
@@ -115,10 +113,8 @@ def draw_levels(env: EnvConfig, without: Collection[int], size: int, seed: int
     """Draw random levels, at their start, excluding given level seeds.
 
     Args:
-        env: environment configuration of the levels.
         without: level seeds to exclude, such as those of measured levels.
         size: number of levels.
-        seed: seed of the random draw.
     """
     seeds = [number for number in env.draw_levels(size + len(without), seed)
              if number not in without]
@@ -155,7 +151,6 @@ class LevelEntry:
     Attributes:
         format, version: FORMAT and VERSION.
         distribution_mode: ``easy``, ``hard`` or ``memory``.
-        level_seed: seed of the level.
         use_backgrounds: whether the game draws background images; optional.
         facing: facing of the mouse: 0 for left (the default), 1 for right.
         rows: rows of the world, from top to bottom; see the module docstring.
@@ -262,7 +257,6 @@ def from_text(text: str, distribution_mode: str, use_backgrounds: bool = False) 
 
     Args:
         text: lines of the maze, from top to bottom.
-        distribution_mode, use_backgrounds: options of the level.
 
     Raises:
         UserError: if the text is not a maze, or the mode has no maze of this size.

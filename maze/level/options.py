@@ -175,7 +175,6 @@ class AgentOptions(MazeOptions, ComputeOptions):
         """Open the output folder.
 
         Args:
-            schema: schema of the folder.
             settings: settings in addition to those of agent, levels and computation.
             more: further positional arguments of ``ResultStore.open``, from ``shard`` on.
             states: all levels of the run; empty if a later run can add levels to the folder.

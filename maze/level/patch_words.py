@@ -57,9 +57,7 @@ def _open(name: str, open_word: Callable[[Patch, str, Opening, EnvConfig], Patch
     """Apply an option to a patch, after checking the game and the value.
 
     Args:
-        name: name of the option.
         open_word: function of this module that applies the option.
-        patch: the patch.
         value: value of the option.
         opening: agent, environment and level edit for which patches are opened.
     """

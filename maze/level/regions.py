@@ -54,7 +54,6 @@ def cheese_region(config: EnvConfig, size: int | None,
     """Return the edit that confines the cheese, or None for region 0.
 
     Args:
-        config: environment in which the agent plays.
         size: region size R from the flag; None if the flag was not given.
         agent_file: optional agent file. If ``size`` is None, the region of the agent's training is
             used, provided that training and ``config`` are on mazes.

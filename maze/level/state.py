@@ -257,7 +257,6 @@ def draw(states: Sequence[MazeState], person_view: bool = False) -> np.ndarray:
     """Render states without taking a step.
 
     Args:
-        states: the states.
         person_view: whether to render person views, the large images that people play with,
             instead of the agent's frames.
 

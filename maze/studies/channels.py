@@ -5,7 +5,7 @@ positive and negative parts of the chosen channels are multiplied by factors at 
 of forks. The effect is compared with the effect of multiplying random channels whose outputs change
 as much.
 
-Symbols in shapes: N levels, K outcomes, Q squares of a level, C H W dimensions of a layer's output.
+Letters in shape comments: K outcomes, Q squares of a level.
 """
 
 from __future__ import annotations
@@ -99,10 +99,6 @@ def frames_with(thing: str, state: MazeState) -> tuple[np.ndarray, np.ndarray, l
     cheese. The mouse is placed on every free square. There is no frame without a mouse, so
     :func:`tracking_scores` compares the activations for each square with their mean over squares.
 
-    Args:
-        thing: one of OBJECTS.
-        state: the level.
-
     Returns:
         Frames with the object, uint8 (Q, 64, 64, 3); the frame without it, uint8 (1, 64, 64, 3),
         which is missing for the mouse, (0, 64, 64, 3); and the squares.
@@ -126,12 +122,8 @@ def tracking_scores(policy: Policy, compute: Compute, layers: Sequence[Layer],
     """Compute the tracking scores of all channels of some layers for each object.
 
     Args:
-        policy: the agent.
-        compute: device and precision.
         layers: convolutional layers.
         states: levels, each with at least 3 free squares.
-        name: name of the set of levels.
-        seed: seed of the permutations.
 
     Returns:
         A row per layer, object, mapping of squares to cells, and channel; see TRACKING_COLUMNS.
@@ -222,8 +214,6 @@ def parse_channels(texts: Sequence[str], strongest: int | None, policy: Policy, 
         texts: ``--channels``: lists of channels, or paths of ``channels.csv``.
         strongest: maximum number of channels from each ``channels.csv``, by contrast on the levels
             on which they were chosen; None for all chosen channels.
-        policy: the agent.
-        layer: layer of the channels.
 
     Raises:
         UserError: if a text is not a list of channels, the layer does not have a channel, or a file
@@ -262,12 +252,7 @@ class Decisions:
     """Frames at the decision squares of forks, and the agent's outcomes there.
 
     Args:
-        policy: agent.
-        compute: device, precision and memory layout.
         states: levels; levels that are not forks are left out.
-
-    Attributes:
-        states: the forks.
 
     Raises:
         UserError: if there are fewer than 10 forks.
@@ -298,9 +283,6 @@ def multiply_channels(decisions: Decisions, layer: Layer, sets: Sequence[Sequenc
     """Compute the effects of multiplying sets of channels, and random sets, by each factor.
 
     Args:
-        decisions: forks on which effects are measured.
-        layer: layer of the channels.
-        sets: sets of channels.
         factors: pairs of factors, for the positive and the negative part of the activations.
         reference: frames of other levels, on which the size of a change is measured.
         num_controls: number of random sets per factor and set.
@@ -347,10 +329,7 @@ def draw_got_cheese(policy: Policy, compute: Compute, states: Sequence[MazeState
     with memory.
 
     Args:
-        policy: the agent.
-        compute: device and precision.
         states: N levels with one cheese each.
-        seed: seed of the samples.
     """
     if policy.recurrent:
         return None
@@ -374,7 +353,6 @@ def probe_layers(policy: Policy, layers: Sequence[Layer], states: Sequence[MazeS
     outcome are left out.
 
     Args:
-        policy: the agent.
         layers: convolutional layers.
         states: levels with one cheese each.
         got: labels from :func:`draw_got_cheese`; None leaves out "will get the cheese".

@@ -209,8 +209,6 @@ class StudiesFolder:
         """Read a table of a study.
 
         Args:
-            study: name of the study, which is its folder.
-            schema: schema of the folder.
             name: entry of the table in the schema.
             columns: columns of the empty table that is returned if the study has no such table;
                 without columns, a missing table is an error.
@@ -227,7 +225,6 @@ class StudiesFolder:
         """Return a table of effects of a steering study, and the number of forks.
 
         Args:
-            study: folder name of the study.
             name: "effects" or "field_effects".
         """
         return self.table(study, STEERING_FILES, name, EFFECT_COLUMNS)

@@ -5,7 +5,7 @@ claims. A target is a number between 0 and 1 per level: 1 if the agent got the c
 or the exact probability of getting it. A level with probability q is fitted as a 1 with weight q
 and a 0 with weight 1 - q, so that no outcome has to be sampled.
 
-Symbols in shapes: N levels, F features, S scores, R resamples.
+Letters in shape comments: F features, S scores.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ def regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strat
         targets: targets by name, between 0 and 1, (N,).
         strata: whether the agent got the cheese, bool (N,); folds are stratified by it.
         seed: seed of folds, bootstrap, sign flips and subsets.
-        sets: sets of features by name.
 
     Returns:
         A row per number, with COLUMNS. ``model`` is SINGLE for a regression on one feature, SET
@@ -194,7 +193,6 @@ def _score_rows(scores: np.ndarray, base: np.ndarray, bootstrap: ClusterBootstra
 
     Args:
         scores, base: scores of the regression and of the base rate (S, N).
-        bootstrap: bootstrap over levels.
     """
     gains = np.stack([scores[0] - base[0], base[1] - scores[1]])  # (S, N)
     values = np.concatenate([scores, gains])
@@ -213,7 +211,6 @@ def _coefficient_rows(values: np.ndarray, names: Sequence[str], target: np.ndarr
 
     Args:
         values: features (N, F).
-        names: names of the features.
         target: targets between 0 and 1 (N,).
         model: regression.
         seed: seed of the bootstrap intervals; None for no intervals.

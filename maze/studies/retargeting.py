@@ -6,7 +6,7 @@ memory, the exact probability of reaching the target within the episode's steps.
 reaches a target, it cannot be on squares behind the target, so the agent is run only on squares
 that can be reached without passing the target.
 
-Symbols in shapes: R frames of a level, K channels, C H W dimensions of the layer's output.
+Letters in shape comments: R frames of a level, K channels.
 """
 
 from __future__ import annotations
@@ -94,10 +94,7 @@ class _Trial:
     """A target and a patch to try for it.
 
     Attributes:
-        target: target square.
         squares: squares on which the agent is run, as indices in ``RetargetedLevel.field`` (k,).
-        facings: facings of the mouse.
-        patch: patch to apply.
         cell: cell that the patch sets, (row, column).
     """
 
@@ -112,9 +109,7 @@ def draw_targets(grid: Grid, number: int | None, rng: np.random.Generator) -> li
     """Return squares that the mouse can reach, except its own, ordered by row, then column.
 
     Args:
-        grid: the level.
         number: number of squares to draw at random; None for all.
-        rng: random generator.
     """
     steps = grid.distances(grid.mouse)
     squares = [square for square in grid.squares() if steps[square] > 0]
@@ -128,7 +123,6 @@ class RetargetedLevel:
 
     Args:
         forward: forward pass of the agent, split at a convolutional layer.
-        layer: this layer.
         state: the level, with or without cheese.
     """
 
@@ -156,7 +150,6 @@ class RetargetedLevel:
         """Measure the outcomes of each target; see TARGET_COLUMNS.
 
         Args:
-            targets: target squares.
             patch: patch of the target's cell; None moves the cheese to the target instead.
         """
         unpatched = self._exact(self._unpatched, targets)
@@ -182,7 +175,6 @@ class RetargetedLevel:
         target's cell, and the same patch at other cells that show free squares.
 
         Args:
-            targets: target squares.
             patch: patch of the target's cell.
             others: patches of other channels; their number is the number of controls of each kind.
             rng: random generator that draws the cells of the second kind.
@@ -252,10 +244,6 @@ def means_by_part(targets: pd.DataFrame, seed: int) -> pd.DataFrame:
 
     There is one group with all targets, one per range of steps off the path to the corner, and one
     per range of the maze's number of rows. Empty groups are left out.
-
-    Args:
-        targets: measurements of the targets, see TARGET_COLUMNS.
-        seed: seed of the bootstrap.
     """
     parts = [(ALL, ALL, np.ones(len(targets), bool))]
     for (name, column), bins in _BINS.items():
@@ -288,7 +276,6 @@ def compare_controls(targets: pd.DataFrame, controls: pd.DataFrame, seed: int) -
     Args:
         targets: measurements of the targets, see TARGET_COLUMNS.
         controls: measurements under controls, see CONTROL_COLUMNS.
-        seed: seed of bootstrap and sign flips.
 
     Returns:
         The table of ``stats.effects.compare_conditions``; empty for fewer than 10 levels.

@@ -58,9 +58,7 @@ class SourcePool:
     """Pool of levels from which sources are drawn.
 
     Args:
-        env: environment configuration of the levels.
         without: seeds of the target levels, which are excluded.
-        seed: seed of the draw of levels.
     """
 
     def __init__(self, env: EnvConfig, without: Collection[int], seed: int):
@@ -76,7 +74,6 @@ class SourcePool:
             cheese: square of the target's cheese.
             same: whether the cheese of the sources is at this square, rather than at other squares.
             num: number of frames, one per source level.
-            rng: random generator.
 
         Raises:
             UserError: if too few sources are found.
@@ -103,7 +100,6 @@ def make_target(forward: PartialForward, state: MazeState, pool: SourcePool, num
 
     Args:
         forward: forward pass of the agent, split at the layer of the channels.
-        state: the level.
         pool: levels from which sources are drawn.
         num_sources: number of sources with the cheese at the same square, and number of sources
             with the cheese at other squares.

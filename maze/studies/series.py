@@ -45,9 +45,6 @@ def read_levels(folders: Sequence[Path]) -> list[pd.DataFrame]:
     """Read the levels on which agents are compared: those with the cheese outside the region of
     ``maze.behaviour --region``.
 
-    Args:
-        folders: folder of studies of each agent.
-
     Returns:
         The rows of each agent's table of episodes, in the same order of levels.
 

@@ -153,7 +153,6 @@ class Arms:
     """Conditions that add the same vectors at the same layer, with different coefficients.
 
     Attributes:
-        name: name of the arms' folder.
         layer: name of a layer, or ALL.
         sources: sources of the vectors that are added together.
         conditions: conditions; the value of each is a tuple with a coefficient per source.
@@ -228,13 +227,10 @@ class Experiment:
 
     Attributes:
         policy: agent; recurrent agents are in their initial state.
-        compute: device, precision and memory layout.
         pool: levels from which vectors of other levels are computed.
         fixed: vectors shared by all levels, by ``VectorSource.fixed_name`` and layer.
         std: standard deviations of layers' units over a reference set, by layer.
         control_kinds: kinds of controls, a subset of CONTROL_KINDS.
-        num_controls: number of controls of each kind.
-        seed: seed of controls and sources.
         region: number of rows and columns of the top right region, for exact probabilities.
         exact: whether exact probabilities are measured over fields.
     """
@@ -277,8 +273,6 @@ class Experiment:
         """Measure outcomes of the field of one fork under a group of arms and its controls.
 
         Args:
-            arms: the arms.
-            state: the fork.
             chosen: outcomes to measure, a subset of ``field_outcomes``.
         """
         grid, source = state.grid, frame_source(state)
@@ -313,9 +307,7 @@ class Experiment:
         """Measure outcomes without vectors, with the vectors of each arm, and with controls.
 
         Args:
-            arms: the arms.
             states: the n forks.
-            passes: forward passes of the frames.
             fork: index of the fork that each frame shows (B,).
             measure: function from the output to the outcomes (n, K).
         """
@@ -380,13 +372,9 @@ def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: 
     comparison claims it, and its ``p_control`` is the largest p-value of these comparisons.
 
     Args:
-        arms: the arms.
         measured: measurements of each of ``arms``: first with the steering vectors, then with
             ``num_controls`` controls of each kind, in the order of ``kinds``.
-        kinds: kinds of controls.
-        num_controls: number of controls of each kind.
         chosen: outcomes to compare.
-        seed: seed of bootstrap and sign flips.
 
     Returns:
         The table of ``stats.effects.compare_conditions`` with additional columns: ``controls``, the
@@ -431,8 +419,6 @@ def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = "
     results.
 
     Args:
-        arms: the arms.
-        measured: measurements of the arms.
         draw: index of the set of vectors; 0 for the steering vectors.
         control: name of the control; empty for the steering vectors.
 
@@ -457,10 +443,6 @@ def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = "
 def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Arms]:
     """Return, for each combination of sources, a group with one condition: the one with the largest
     absolute mean change of the log-odds.
-
-    Args:
-        arms: groups of conditions.
-        measured: measurements of each group.
     """
     place = [outcome.name for outcome in DECISION_OUTCOMES].index("log_odds")
     best: dict[tuple[VectorSource, ...], tuple[float, Arms]] = {}
@@ -481,9 +463,7 @@ def decisions_table(arms: Sequence[Arms], measured: Sequence[Measurements],
     DECISION_OUTCOMES. Rows of the unpatched agent come first.
 
     Args:
-        arms: groups of conditions.
         measured: measurements of each group at decision squares.
-        seeds: level seeds of the forks.
     """
     names = [outcome.name for outcome in DECISION_OUTCOMES]
     parts = [("unpatched", measured[0].before)]

@@ -69,7 +69,6 @@ class VectorKind:
     """Kind of a steering vector, given by a change of the maze.
 
     Attributes:
-        name: name of the vector.
         label: label of the changed level in tables.
         pair: maps a level to its versions with and without the cheese or path.
         place: maps a grid to the square of the cheese, or to the corner where the path begins.
@@ -100,9 +99,7 @@ def level_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
     """Compute the vector of each level.
 
     Args:
-        policy: the agent.
         layers: names of the layers.
-        kind: kind of the vector.
         states: N levels for which ``kind.pair`` is defined.
 
     Returns:
@@ -127,12 +124,6 @@ def mean_vectors(policy: Policy, layers: Sequence[str], kind: VectorKind,
 
     For the top right vector, mazes that fill the world are left out, because they have no room for
     a path to the world's corner.
-
-    Args:
-        policy: the agent.
-        layers: names of the layers.
-        kind: kind of the vector.
-        states: the levels.
 
     Raises:
         UserError: if no level has room for the vector.
@@ -166,9 +157,7 @@ def vectors_of_file(policy: Policy, layers: Sequence[str] | None,
     """Read the vectors of a file, by layer.
 
     Args:
-        policy: the agent.
         layers: names of layers; None for all layers of the file.
-        path: the file.
 
     Raises:
         UserError: if the file is missing or damaged, belongs to another agent, or lacks a layer.
@@ -193,12 +182,10 @@ def source_level(kind: VectorKind, source: str, target: MazeState, pool: Sequenc
     world and has its corner at a suitable square.
 
     Args:
-        kind: kind of the vector.
         source: place of the cheese or corner relative to that of the target: OWN (the target
             itself), SAME_SQUARE, OTHER (any other square), or OFFSET followed by a distance in
             squares, which is the larger of the distances in rows and in columns.
         target: level on which the vector is used.
-        pool: levels to draw from.
         seed: seed of the draw, combined with the target's seed and ``draw``.
         draw: index of the draw, if several levels are drawn for a target.
     """
@@ -241,7 +228,6 @@ class OwnVectorOptions(Options):
         """Return the patches by name, such as "cheese -1".
 
         Args:
-            policy: the agent.
             states: all levels that may be run, with different seeds.
 
         Raises:
@@ -264,9 +250,6 @@ def own_vector(policy: Policy, layer_name: str, kind: VectorKind, states: Sequen
     """Return a patch that adds each level's own vector to the output of a layer.
 
     Args:
-        policy: the agent.
-        layer_name: name of the layer.
-        kind: kind of the vector.
         states: all levels that may be played, with different seeds.
         coefficient: factor by which each vector is multiplied before it is added.
     """

@@ -1,4 +1,4 @@
-"""Fidelity cards: stored results, tables of documents, and findings that are read from them."""
+"""Stored results: fidelity cards, claims, tables of documents, and findings read from them."""
 
 import json
 import shutil
@@ -14,18 +14,65 @@ from common.files import sha256
 from common.results import ResultStore
 from generative.card_tables import CARDS, card_finding, card_kinds, read_card
 from generative.loss_over_time import LOSS_OVER_TIME
-from tools import cards
+from stats.claims import Finding
+from tools import tables
 
 NAMES = sorted(path.stem for path in CARDS.glob("*.csv"))
 
 
-def test_tables_of_documents_are_those_of_the_cards():
-    """To write them again: python -m tools.cards."""
-    shown = "".join(path.read_text(encoding="utf-8") for path in cards.documents())
-    for document in cards.documents():
+def test_tables_of_documents_are_the_stored_ones():
+    """To write them again: python -m tools.tables."""
+    shown = "".join(path.read_text(encoding="utf-8") for path in tables.documents())
+    for document in tables.documents():
         text = document.read_text(encoding="utf-8")
-        assert cards.update(text) == text, document
+        assert tables.update(text) == text, document
     assert NAMES and all(f"<!-- card: {name} -->" in shown for name in NAMES)
+    assert all(f"<!-- claims: {name} -->" in shown for name in tables.CLAIMS)
+    assert shown.count("<!-- end -->") == len(tables._BLOCK.findall(shown))
+
+
+def test_model_cards_have_the_numbers_of_their_evaluations():
+    files = sorted(tables.PRETRAINED.glob("*/evaluation*.json"))
+    for file in files:
+        measured = json.loads(file.read_text())
+        low, high = (f"{100 * end:.1f}" for end in measured["success_interval"])
+        numbers = (f"{100 * measured['success_rate']:.1f} % ({low} to {high}) | "
+                   f"{measured['mean_length']:.1f} steps |")
+        rows = [line for line in (file.parent / "README.md").read_text().splitlines()
+                if f"(`{file.name}`)" in line]
+        assert len(rows) == 1 and rows[0].endswith(numbers), file
+    assert len(files) == 8
+
+
+@pytest.mark.parametrize("name", sorted(tables.CLAIMS))
+def test_documents_show_the_verdicts_on_claims(name):
+    """The verdicts are computed from intervals and p-values, and not only stored."""
+    claims, file = tables.CLAIMS[name]
+    table = pd.read_csv(file)
+    tested = table[table["primary"]]
+    assert (tested["claimed"] == ((tested["low_95"] > 0) | (tested["high_95"] < 0))
+            & (tested["p_table"] <= 0.05) & (tested["p_control"] <= 0.05)).all()
+    lines = claims.verdicts(table)
+    assert len(lines) == len(claims.claims) + 3  # header, rule, empty line
+    assert sum("✗" in line for line in lines) == (3 if name == "maze" else 0)
+    table.loc[table["primary"] | table["holds"].notna(), ["claimed", "holds"]] = [False, np.nan]
+    assert not any("✓" in line for line in claims.verdicts(table))
+
+
+def test_claims_are_stored_as_documents_show_them(tmp_path):
+    """A table of claims that was just computed is stored with its shown numbers."""
+    claims, _ = tables.CLAIMS["maze"]
+    findings = {"agent": [
+        Finding("forks", "P(cheese)", -0.5, -0.6, -0.4, 9, base=0.7, altered=0.2, p=0.001,
+                p_control=0.04, primary=True, shown=True, row=6),
+        Finding("forks", "not shown", 0.1, 0.0, 0.2, 9, row=6)]}
+    claims.write(claims.store(tmp_path / "maze"), {}, findings, {"agent": {}})
+    tables.store_claims(tmp_path / "maze", tmp_path / "results" / "claims.csv")
+    [row] = [line for line in claims.verdicts(pd.read_csv(tmp_path / "results" / "claims.csv"))
+             if line.startswith("| 6 ")]
+    assert row.endswith("| P(cheese) | ✓ -0.500 (-0.600 to -0.400; base 0.700) |")
+    with pytest.raises(UserError, match="holds no table of claims"):
+        tables.store_claims(tmp_path, tmp_path / "claims.csv")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,17 +94,17 @@ def test_every_number_of_a_card_has_an_interval_and_the_agent_has_baselines():
 
 
 def test_a_wrong_number_in_a_document_or_in_a_card_is_noticed(tmp_path):
-    text = f"<!-- card: {NAMES[0]} -->\n{cards.render_card(NAMES[0])}<!-- end -->\nafter\n"
-    assert cards.update(text) == text
+    text = tables.update(f"<!-- card: {NAMES[0]} -->\n<!-- end -->\nafter\n")
+    assert tables.update(text) == text and tables.render_card(NAMES[0]) in text
     table = read_card(CARDS / f"{NAMES[0]}.csv")
     psnr = table.query("kind == 'psnr' and predictor == 'simulator' and step == 5")["mean"].item()
     assert f"| {psnr:.1f} (" in text
-    assert cards.update(text.replace(f"| {psnr:.1f} (", f"| {psnr + 1:.1f} (")) == text
+    assert tables.update(text.replace(f"| {psnr:.1f} (", f"| {psnr + 1:.1f} (")) == text
     for path in CARDS.glob(f"{NAMES[0]}.*"):
         shutil.copy(path, tmp_path)
     table.loc[table["kind"] == "psnr", "mean"] += 1
     table.to_csv(tmp_path / f"{NAMES[0]}.csv", index=False)
-    assert cards.render_card(NAMES[0], tmp_path) != cards.render_card(NAMES[0])
+    assert tables.render_card(NAMES[0], tmp_path) != tables.render_card(NAMES[0])
 
 
 @pytest.fixture
@@ -71,7 +118,7 @@ def measured(tmp_path):
     within = {"coin": event, "death": {**event, "auc": {"value": None, "interval_95": [None] * 2}},
               "end": event, "confusion": {"death": {"death": 1}}}
     store = ResultStore(tmp_path / "measured", LOSS_OVER_TIME)
-    facts = dict.fromkeys(cards._FACTS, "x") | {"rendered_worlds": False, "seed": 0}
+    facts = dict.fromkeys(tables._FACTS, "x") | {"rendered_worlds": False, "seed": 0}
     with store.replace({**facts, "data_dir": "/home/me", "windows": [4, 5, 6],
                         "episodes": [1, 1, 2]}) as folder:
         written = ResultStore(folder, LOSS_OVER_TIME)
@@ -83,11 +130,11 @@ def measured(tmp_path):
 
 
 def test_results_are_stored_as_cards(measured, tmp_path):
-    cards.store_card("mine", measured, tmp_path / "cards")
+    tables.store_card("mine", measured, tmp_path / "cards")
     table = read_card(tmp_path / "cards" / "mine.csv")
     assert set(zip(table["kind"], table["predictor"])) == card_kinds()
     assert "/home/me" not in (tmp_path / "cards" / "mine.json").read_text()
-    text = cards.render_card("mine", tmp_path / "cards")
+    text = tables.render_card("mine", tmp_path / "cards")
     assert "3 windows of 2 episodes, x, in sampled worlds" in text
     assert "| policy KL (nats) | 0.50 (0.40 to 0.60) |" in text
     assert "7 starts anywhere, 7 starts 4 to 12 steps before an end" in text
@@ -106,11 +153,11 @@ def test_findings_state_their_baselines():
 
 
 @pytest.mark.parametrize("argument", ["quiet", "../x=folder"])
-def test_names_of_cards_are_checked(argument, capsys):
-    assert cards.main([argument]) == 2
+def test_arguments_are_checked(argument, capsys):
+    assert tables.main([argument]) == 2
     assert "not of the form NAME=FOLDER" in capsys.readouterr().err
 
 
 def test_folders_without_results_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"there is no file .*settings\.json"):
-        cards.store_card("mine", tmp_path / "none", tmp_path / "cards")
+        tables.store_card("mine", tmp_path / "none", tmp_path / "cards")

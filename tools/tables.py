@@ -1,22 +1,34 @@
-"""Keep the fidelity cards of the shipped simulator, and the tables of documents that show them.
+"""Store measured results next to the shipped files, and copy them into the tables of documents.
 
-    python -m tools.cards NAME=FOLDER ...   store results of loss_over_time_experiment.py as cards
-    python -m tools.cards                   write the tables of the documents again
+    python -m tools.tables NAME=FOLDER ...   store results, and write the tables of documents again
+    python -m tools.tables                   write the tables of documents again
 
-A card is ``pretrained/coinrun_hard_simulator/card/NAME.csv``, the rows of ``loss_over_time.csv``
-that documents show, with ``NAME.json``, which has the measured files, the recording, and the
-outcomes of --life_starts, if there are any. In documents, a table lies between
-``<!-- card: NAME -->`` and ``<!-- end -->``. A test fails if a table differs from its card, or if a
-card was measured with another simulator than the shipped one.
+Documents contain a table between ``<!-- KIND: NAME -->`` and ``<!-- end -->``:
+
+    card: NAME      fidelity card, ``pretrained/coinrun_hard_simulator/card/NAME.csv``: the rows of
+                    ``loss_over_time.csv`` that documents show. ``NAME.json`` has the measured
+                    files, the recording, and the outcomes of --life_starts, if there are any.
+    claims: NAME    verdicts on published claims; NAME is maze or attribution. The file has the
+                    numbers that ``table.md`` of ``python -m NAME.table`` shows.
+    table: FILE     a CSV file below ``pretrained/``, cell by cell
+
+FOLDER is the output of loss_over_time_experiment.py, or of maze.table or attribution.table if NAME
+is maze or attribution. A test fails if a table differs from its file, or if a card was measured
+with another simulator than the shipped one.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import re
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+import attribution.claims
+import maze.studies.claims
 from common.errors import UserError, script_main
 from common.files import read_json, save_json
 from common.results import ResultStore
@@ -30,11 +42,18 @@ from generative.card_tables import (
 )
 from generative.dream_life import COIN, DEATH, END
 from generative.loss_over_time import LOSS_OVER_TIME
+from stats.claims import FINDINGS_NAME, ClaimsTable
 from stats.report import format_interval
 
 ROOT = Path(__file__).parent.parent
 HORIZON = 16  # actions
-_BLOCK = re.compile(r"(<!-- card: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PRETRAINED = ROOT / "pretrained"
+CLAIMS: dict[str, tuple[ClaimsTable, Path]] = {
+    "maze": (maze.studies.claims.CLAIMS, PRETRAINED / "maze_confined/results/claims.csv"),
+    "attribution": (attribution.claims.CLAIMS, PRETRAINED / "coinrun_hard/results/claims.csv")}
+CLAIMS_COLUMNS = ("agent", "row", "measure", "value", "low_95", "high_95", "base", "change",
+                  "p_table", "p_control", "primary", "claimed", "holds")
+_BLOCK = re.compile(r"(<!-- (card|claims|table): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FACTS = ("model_sha256", "agent_sha256", "action_noise", "unseen", "rendered_worlds", "seed",
           "num_init_steps", "num_sim_steps", "precision")
 _GROUPS = {"anywhere": "anywhere", "near_end": "4 to 12 steps before an end"}
@@ -81,45 +100,85 @@ def render_card(name: str, folder: Path = CARDS) -> str:
         lines += [
             f"Ends within {HORIZON} of the agent's most likely actions ({starts}):", "",
             *markdown_table(
-                ("starts", "event", "real", "expected", "expected / real", "Brier score",
-                 "Brier skill", "reliability above a perfect one", "AUC"),
-                [(_GROUPS[group], event, *_ends(ends[event]))
+                ("starts", "event", "real", "expected", "expected / real", "Brier skill", "AUC"),
+                [(group.replace("_", " "), event, *_ends(ends[event]))
                  for group, ends in facts["ends"].items() for event in (COIN, DEATH, END)]),
             "If only ends with a probability of at least .5 in one step count, these also occur in "
             f"the simulator: {found}.", ""]
     return "\n".join(lines) + "\n"
 
 
+def store_claims(results: Path, file: Path) -> None:
+    """Store the shown numbers of a table of claims.
+
+    Args:
+        results: output folder of ``maze.table`` or ``attribution.table``.
+        file: CSV file to write.
+
+    Raises:
+        UserError: if the folder has no ``findings.csv``, or an older one.
+    """
+    try:
+        table = pd.read_csv(results / FINDINGS_NAME)
+        shown = table.loc[table["shown"].astype(bool), list(CLAIMS_COLUMNS)]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{results} holds no table of claims: {error}") from None
+    file.parent.mkdir(exist_ok=True)
+    write_table(file, shown)
+
+
+def render_file(file: Path) -> str:
+    """Format a CSV file as Markdown."""
+    with file.open(encoding="utf-8", newline="") as text:
+        header, *rows = csv.reader(text)
+    return "\n".join(markdown_table(header, rows)) + "\n"
+
+
+def _rendered(block: re.Match[str]) -> str:
+    begin, kind, name, end = block.groups()
+    if kind == "card":
+        table = render_card(name)
+    elif kind == "claims":
+        claims, file = CLAIMS[name]
+        table = "\n".join(claims.verdicts(pd.read_csv(file))) + "\n"
+    else:
+        table = render_file(PRETRAINED / name)
+    return f"{begin}\n{table}{end}"
+
+
 def _ends(judged: dict[str, Any]) -> list[str]:
     """Format the measures of one kind of end, see ``dream_life.judge_ends``."""
     cells = [str(judged["real"]), f"{judged['expected']:.1f}"]
-    for measure, digits in (("expected_over_real", 2), ("brier", 3), ("skill", 2),
-                            ("excess_reliability", 3), ("auc", 2)):
+    for measure in ("expected_over_real", "skill", "auc"):
         low, high = judged[measure]["interval_95"]
-        cells.append(format_interval(judged[measure]["value"], low, high, f".{digits}f", ""))
+        cells.append(format_interval(judged[measure]["value"], low, high, ".2f", ""))
     return cells
 
 
 def update(text: str) -> str:
-    """Return a document with the tables of all cards that it shows."""
-    return _BLOCK.sub(lambda block: block[1] + render_card(block[2]) + block[3], text)
+    """Return a document with its tables as stored."""
+    return _BLOCK.sub(_rendered, text)
 
 
 def documents() -> list[Path]:
-    """Return the documents that may show a card."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """Return the documents that may show tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")),
+            *sorted(PRETRAINED.glob("*/README.md"))]
 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cards", nargs="*", metavar="NAME=FOLDER")
-    for card in parser.parse_args(argv).cards:
-        name, equals, results = card.partition("=")
+    parser.add_argument("results", nargs="*", metavar="NAME=FOLDER")
+    for argument in parser.parse_args(argv).results:
+        name, equals, folder = argument.partition("=")
         if not equals or not re.fullmatch(r"\w+", name):
-            raise UserError(f"'{card}' is not of the form NAME=FOLDER")
-        store_card(name, Path(results))
+            raise UserError(f"'{argument}' is not of the form NAME=FOLDER")
+        if name in CLAIMS:
+            store_claims(Path(folder), CLAIMS[name][1])
+        else:
+            store_card(name, Path(folder))
     for document in documents():
         text = document.read_text(encoding="utf-8")
         if (changed := update(text)) != text:
