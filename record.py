@@ -156,7 +156,7 @@ def mixed_noise(noise: ActionNoise, noise_share: float) -> Callable[[Tensor, Bat
 
 
 def record(options: RecordOptions) -> RolloutFolder:
-    """Record rollouts, and return their folder; the missing episodes, if it holds some already."""
+    """Record the episodes that the folder of the recording lacks, and return the folder."""
     folder = options.logdir / "data"
     if options.join:
         data = join_recording(folder, options.num_episodes)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection
 from pathlib import Path
 from typing import ClassVar
 
+from agents.provenance import agent_sha256
 from common.cli import count, folder_name, seed
 from common.devices import Compute
+from common.files import sha256
 from common.options import (
     CheckContentsOptions,
     ParameterComputeOptions,
@@ -104,6 +107,12 @@ class SimulatorOptions(TrainSimulatorOptions):
     model_file: Path = redefine(TrainSimulatorOptions, "model_file", default=dataclasses.MISSING,
                                 help="simulator file")
     batch_size: int = option(32, "samples per batch", type=count)
+
+    @functools.cached_property
+    def origin(self) -> dict[str, str]:
+        """Names and digests of agent and simulator, for the settings of results."""
+        return {"agent_file": self.agent_file.name, "agent_sha256": agent_sha256(self.agent_file),
+                "model_file": self.model_file.name, "model_sha256": sha256(self.model_file)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
