@@ -44,7 +44,7 @@ CARD_COLUMNS = {"step": int, "predictor": str, "kind": str, "mean": float, "low_
                 "high_95": float}
 SUMMARY_STEPS = (1, 2, 5, 10)
 CARD_STEPS = (0, 1, 2, 5, 10, 15, 16, 32)
-DOCUMENT_STEPS = (1, 5, 10, 15, 16)
+DOCUMENT_STEPS = (1, 5, 10, 16)
 CARD_TITLES = {PSNR: "all pixels", PSNR_REMEMBERED: "remembered pixels",
                PSNR_REVEALED: "newly revealed pixels", PSNR_MOVING: "moving objects",
                PSNR_OF_MEAN_ERROR: "of the mean error", SSIM: "SSIM, all pixels",

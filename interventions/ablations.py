@@ -39,12 +39,12 @@ from torch import Tensor
 
 from agents.layers import STATE
 from agents.patch import Patch, PatchContext, PatchFn, Selection
+from agents.testbed import Condition
 from common.errors import UserError
-from interventions.comparison import ConditionSet, PatchedCondition
+from interventions.comparison import ConditionSet
 from interventions.flags import swap_name
 from interventions.patches import ChangeState
 from interventions.projector import Projector
-from stats.effects import Condition
 
 MEAN, RESAMPLE, FROZEN = "mean", "resample", "frozen"
 ABLATIONS = (MEAN, RESAMPLE, FROZEN)
@@ -145,20 +145,21 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
         return SetCoordinate(projector=turned, target=math.inf if kind == FROZEN else 0.0,
                              recorded=recorded, distance=distance, seed=seed, steps=steps)
 
-    ablations: list[PatchedCondition] = [
+    ablations: list[Condition] = [
         Condition(f"ic_{swap_name([number], [None]) if kind == FROZEN else f'{number}_{kind}'}",
                   _LABELS[kind].format(number), kind, False,
-                  [patch_of(kind, projector.reordered(number))],
-                  {"ablation": kind, "component": number})
+                  patches=[patch_of(kind, projector.reordered(number))],
+                  settings={"ablation": kind, "component": number})
         for kind in kinds for number in directions]
 
-    def with_controls(moved: Mapping[str, float]) -> list[PatchedCondition]:
+    def with_controls(moved: Mapping[str, float]) -> list[Condition]:
         groups = {ablation.name: (ablation.pattern, rounded(moved[ablation.name]))
                   for ablation in ablations}
-        controls: list[PatchedCondition] = [
+        controls: list[Condition] = [
             Condition(f"random_{turn:03d}_{kind}_{distance:g}", f"random {turn}",
-                      f"{kind}, moved by {distance:g}", True, [patch_of(kind, turned, distance)],
-                      {"ablation": kind, "turned_by_seed": turn, "distance": distance})
+                      f"{kind}, moved by {distance:g}", True,
+                      patches=[patch_of(kind, turned, distance)],
+                      settings={"ablation": kind, "turned_by_seed": turn, "distance": distance})
             for kind, distance in dict.fromkeys(groups.values())
             for turn, turned in enumerate(turns)]
         return [*(dataclasses.replace(ablation, pattern="{}, moved by {:g}".format(

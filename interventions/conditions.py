@@ -2,8 +2,7 @@
 its controls. ``interventions.ablations`` has those that ablate directions.
 
 On the command line, the swap ``10:12`` applies the change along direction 10 to direction 12
-instead, and ``10:12,5:None`` also removes the change along direction 5. The value of a condition is
-a list of patches.
+instead, and ``10:12,5:None`` also removes the change along direction 5.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ import torch
 
 from agents.layers import STATE, Layer, layers_named
 from agents.patch import Patch
+from agents.testbed import Condition, Testbed
 from common.cli import count
 from common.errors import UserError
 from common.files import sha256
 from common.options import ParameterOptions, option, redefine
 from interventions.ablations import ABLATIONS, MEAN, RESAMPLE
-from interventions.comparison import ConditionSet, PatchedCondition, Testbed
+from interventions.comparison import ConditionSet
 from interventions.controls import KINDS, OTHERS, controls_of
 from interventions.flags import DirectionIdsOptions, PatchOptions, direction, swap_name
 from interventions.patch_text import Opening, files_of, open_patches, vectors_for
@@ -31,7 +31,6 @@ from interventions.patches import ChangeState
 from interventions.projector import Projector
 from interventions.scan_study import ScanOptions
 from interventions.vectors import read_vectors
-from stats.effects import Condition
 
 logger = logging.getLogger(__name__)
 
@@ -110,13 +109,13 @@ def swap_conditions(swaps: Sequence[str], num_controls: int, projector: Projecto
     """
     pairs: list[_Swap] = list(map(_parse_swap, swaps))
 
-    def make(name: str, label: str, swap: _Swap, turn: int | None = None) -> PatchedCondition:
+    def make(name: str, label: str, swap: _Swap, turn: int | None = None) -> Condition:
         turned = projector if turn is None else projector.turned(turn)
         step = turned.swapped_step(*swap, "ica", device)
         return Condition(
             name, label, swap_name(*_renumber(swap)), turn is not None,
-            [ChangeState(step, steps=(from_step, None))],
-            {"from": swap[0], "to": swap[1], "turned_by_seed": turn})
+            patches=[ChangeState(step, steps=(from_step, None))],
+            settings={"from": swap[0], "to": swap[1], "turned_by_seed": turn})
 
     patterns = {swap_name(*_renumber(pair)): _renumber(pair) for pair in pairs}
     conditions = [make(f"ic_{swap_name(*pair)}", ", ".join(f"IC {source} out" if target is None else
@@ -162,15 +161,16 @@ def patch_conditions(options: ConditionOptions, testbed: Testbed, seed: int) -> 
     policy, reference = testbed.policy, functools.cache(
         lambda: testbed.reference(*options.references))
     opening = Opening(policy, testbed.env, reference, testbed.edit)
-    conditions: list[PatchedCondition] = []
-    controls: list[PatchedCondition] = []
+    conditions: list[Condition] = []
+    controls: list[Condition] = []
     layers: dict[str, Layer] = {}
     for name, arm in arms.items():
         patches = open_patches(arm, opening)
         named = [path for patch in arm for path in files_of(patch)]
         settings = {"patches": [patch.text for patch in arm],
                     "files_sha256": {str(path): sha256(path) for path in (*named, *vector_files)}}
-        conditions.append(Condition(f"patch_{name}", name, name, False, patches, settings))
+        conditions.append(Condition(f"patch_{name}", name, name, patches=patches,
+                                    settings=settings))
         layers |= {layer.name: layer for patch in patches
                    for layer in layers_named(policy, patch.layer)}
         others = [{layer: vector for patch in arm
@@ -180,8 +180,8 @@ def patch_conditions(options: ConditionOptions, testbed: Testbed, seed: int) -> 
                 policy, patches, options.num_controls, seed, reference(), kind, others)):
             controls.append(Condition(
                 f"control_{number:03d}_{name}", f"control {number}", name, True,
-                control.patches, {**settings, "drawn": list(control.drawn),
-                                  "matched": control.matched}, control.matched))
+                settings={**settings, "drawn": list(control.drawn), "matched": control.matched},
+                matched=control.matched, patches=control.patches))
     patterns = [control.pattern for control in controls if not control.matched]
     description = f"{options.num_controls} controls of each list of patches" + "".join(
         f"; {patterns.count(name)} controls of {name} are not matched: the size of their change "

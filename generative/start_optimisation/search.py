@@ -363,6 +363,18 @@ class SearchContext:
             return in_noise(self.simulator, torch.from_numpy(self.prior.seeds[rows]))
         return in_vectors(torch.from_numpy(self.starts.vectors[rows]), self.worlds(rows))
 
+    @functools.cached_property
+    @torch.no_grad()
+    def begin_starts(self) -> list[tuple[Tensor, World | None]]:
+        """Vectors (K, V), and in noise rounded worlds, of the beginnings of each objective."""
+        numbers = range(len(self.objectives))
+        if self.space == VECTOR:
+            return [(torch.from_numpy(self.starts.vectors[self.begins(number)]), None)
+                    for number in numbers]
+        starts = [begin.starts(*(tensor.to(self.compute.device) for tensor in begin.variables))
+                  for begin in map(self.beginnings, numbers)]
+        return [(vectors, None if world is None else rounded(world)) for vectors, world in starts]
+
     def nearest(self, vectors: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the recorded starts nearest to vectors (B, V), see ``RecordedDensity.nearest``.
 
