@@ -25,7 +25,7 @@ from common.options import ComputeOptions, OutputFileOptions, command, option
 from common.progress import with_progress
 from envs.cheese_region import CheeseRegion
 from envs.procgen_env import EnvConfig, draw_new_levels
-from interventions.flags import PatchOptions, open_arm, patched_precision
+from interventions.flags import PatchOptions, patched_precision
 from interventions.patch_text import arm_name
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import RegionGameOptions, region_described, words_of
@@ -105,7 +105,7 @@ def play_levels(options: EvaluateOptions, policy: Policy, compute: Compute, conf
     """Play levels, given as pairs of number and level seed; print and return the statistics, the
     causes of failures, and the description of the patches."""
     measured = [level for _, level in levels]
-    patches = open_arm(options.arm, options, policy, config, lambda size, seed: played_reference(
+    patches = options.open_arm(policy, config, lambda size, seed: played_reference(
         policy, compute, config, measured, size, seed, edit), edit)
     started = time.monotonic()
     causes: Counter[str] = Counter()

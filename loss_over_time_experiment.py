@@ -51,7 +51,7 @@ from generative.loss_over_time import (
 from generative.loss_tables import comparisons, table_of
 from generative.networks import LatentSampler
 from generative.realism import FEWEST_FRAMES
-from generative.runs import leakage_reason, open_simulator, run_of
+from generative.runs import leakage_reason, run_of
 from generative.simulator import Simulator
 from generative.world_contents import check_squares, recorded_worlds
 from generative.world_simulations import Simulations
@@ -122,11 +122,6 @@ class LossOptions(SaveDirOptions, TrainSimulatorOptions):
         store = ResultStore(output, LOSS_OVER_TIME)
         store.check_replaceable()
         return store
-
-    def open_simulator(self, path: Path) -> Simulator:
-        """Load a simulator with the agent."""
-        return open_simulator(path, self.agent_file, self.parameters.get(SimulatorConfig),
-                              self.compute)
 
     @property
     def batch(self) -> int:
@@ -210,7 +205,7 @@ def choose_evaluation(options: LossOptions) -> Evaluation:
     Raises:
         UserError: if the recording or an option does not fit the simulator.
     """
-    simulator, config = options.open_simulator(options.model_file), options.parameters.get(
+    simulator, config = options.open_simulator(), options.parameters.get(
         SimulatorConfig)
     num_init_steps = simulator.config.num_init_steps
     if options.num_initializing_steps not in (None, num_init_steps):
@@ -256,7 +251,7 @@ def measure_windows(options: LossOptions, evaluation: Evaluation, objects: Objec
     """Compute the losses of the simulator and of the baselines, and the fidelity card."""
     simulator, dataset = evaluation.simulator, evaluation.dataset
     means = training_means(options, evaluation)
-    other_simulator = (options.open_simulator(options.compare_model_file)
+    other_simulator = (options.open_simulator(model_file=options.compare_model_file)
                        if options.compare_model_file else None)
     other_agent = OtherAgent(
         load_agent(options.other_agent_file, options.compute.device), dataset,

@@ -46,7 +46,6 @@ from interventions.flags import (
     PatchOptions,
     PlayedDirectionOptions,
     SwapOptions,
-    open_arm,
     patched_precision,
 )
 from interventions.patch_text import arm_name
@@ -157,7 +156,7 @@ def mixed_noise(noise: ActionNoise, noise_share: float) -> Callable[[Tensor, Bat
 
 
 def record(options: RecordOptions) -> RolloutFolder:
-    """Record rollouts, and return their folder; the missing episodes, if it holds some already."""
+    """Record the episodes that the folder of the recording lacks, and return the folder."""
     folder = options.logdir / "data"
     if options.join:
         data = join_recording(folder, options.num_episodes)
@@ -173,9 +172,9 @@ def record(options: RecordOptions) -> RolloutFolder:
     noise, noise_share = options.action_noise(config.env_name)
     worlds = WorldRecorder(config) if options.worlds else None
     positions = options.positions or options.worlds
-    swap = options.open_swap(policy, options.agent_file, compute.device, options.alter_from_step)
+    swap = options.open_swap(policy, options.agent_file, options.alter_from_step)
     all_levels = config.draw_levels(options.num_episodes, options.seed)
-    patches = open_arm(options.arm, options, policy, config, lambda size, seed: played_reference(
+    patches = options.open_arm(policy, config, lambda size, seed: played_reference(
         policy, compute, config, all_levels, size, seed, edit), edit)
     writer = RolloutWriter(folder, {
         **describe(options, config, edit, compute.precision),

@@ -9,13 +9,12 @@ from typing import ClassVar
 
 from agents.agent_file import agent_title
 from agents.hooks import patched
-from agents.provenance import agent_sha256
 from agents.reference_set import recorded_reference
 from agents.rollout_files import RolloutFolder
 from common.cli import count
 from common.devices import Compute
 from common.errors import Stopped
-from common.files import sha256, versions
+from common.files import versions
 from common.game_constants import ACTION_NAMES
 from common.options import ShardOptions, command, option
 from common.parameters import PARAMETER_SET
@@ -31,7 +30,6 @@ from interventions.flags import (
     DirectionOptions,
     PatchOptions,
     SwapOptions,
-    open_arm,
     patched_precision,
 )
 from interventions.patch_text import arm_name
@@ -101,9 +99,9 @@ def record_samples(options: SampleOptions) -> list[SampleFolder]:
         dataset.check_agent(options.agent_file, policy)
     settings = describe(options, simulator, compute, plan, dataset)
     sampler = Sampler(simulator, compute, plan, dataset, options.num_starts)
-    patches = open_arm(arm, options, policy, None, lambda size, seed: recorded_reference(
+    patches = options.open_arm(policy, None, lambda size, seed: recorded_reference(
         RolloutFolder(Path(data_dir)), sampler.episodes, size, seed))
-    swap = options.open_swap(policy, options.agent_file, compute.device)
+    swap = options.open_swap(policy, options.agent_file)
     descriptions: list[dict] = [{}]
     scopes: list[contextlib.AbstractContextManager] = [contextlib.nullcontext()]
     unaltered = {"unaltered": plan.folder_name}
@@ -145,9 +143,8 @@ def describe(options: SampleOptions, simulator: Simulator, compute: Compute, pla
              dataset: RolloutDataset | None) -> dict:
     """Return the settings of unaltered samples."""
     return {
-        **plan.settings(simulator), "agent_file": agent_title(options.agent_file),
-        "agent_sha256": agent_sha256(options.agent_file),
-        "model_file": options.model_file.name, "model_sha256": sha256(options.model_file),
+        **plan.settings(simulator), **options.origin,
+        "agent_file": agent_title(options.agent_file),
         "simulator": simulator.config.describe(),
         **({"prior_sha256": prior_sha256(simulator.prior)} if simulator.squares is not None
            else {}),

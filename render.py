@@ -25,7 +25,7 @@ from common.video import (
     write_strip,
     write_video,
 )
-from interventions.flags import PatchOptions, open_arm, patched_precision
+from interventions.flags import PatchOptions, patched_precision
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import RegionGameOptions, region_described
 
@@ -84,7 +84,7 @@ def render(options: RenderOptions) -> Path:
     policy = load_agent(options.agent_file, compute.device)
     levels = list(enumerate(config.draw_levels(options.num_eps, options.seed)))
     measured = [level for _, level in levels]
-    patches = open_arm(options.arm, options, policy, config, lambda size, seed: played_reference(
+    patches = options.open_arm(policy, config, lambda size, seed: played_reference(
         policy, compute, config, measured, size, seed, edit), edit)
     folder = options.vid_dir or Path("logs") / "videos" / config.env_name / options.exp_name
     store = ResultStore(folder, RENDERING)

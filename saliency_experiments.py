@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agents.outputs import VALUE
-from agents.provenance import agent_digests, agent_sha256
+from agents.provenance import agent_digests
 from common.cli import OneText, count
 from common.errors import Stopped, UserError
-from common.files import sha256, versions
+from common.files import versions
 from common.options import ShardOptions, command, option, redefine
 from common.shards import WHOLE
 from generative.config import SaliencyConfig
@@ -140,17 +140,14 @@ def saliency(options: SaliencyOptions) -> SaliencyFolder:
         shared.join()
         report(options, SaliencyFolder(samples.path), numbers)
         return SaliencyFolder(samples.path)
-    origin = {
-        "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "model_file": options.model_file.name, "model_sha256": sha256(options.model_file)}
-    check_origin(samples, origin, options.agent_file)
+    check_origin(samples, options)
     compute, simulator, projector, matrices = (options.compute, options.open_simulator(), None,
                                                None)
     if any(function.direction is not None for function in plan.functions):
         projector, matrices = options.load_projector(simulator.agent.policy, options.agent_file)
         projector = projector.on(compute.device)
         checked_directions(plan.functions, projector)
-    description = {**origin, "precision": compute.precision, "versions": versions()}
+    description = {**options.origin, "precision": compute.precision, "versions": versions()}
     demonstrated: Sequence[int] = options.demonstrated
     if combined:
         samples = combine_samples(simulator, compute, samples, numbers, description,
@@ -226,15 +223,13 @@ def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
         "batch_size": batch_size}, files)
 
 
-def check_origin(samples: SampleFolder, origin: dict, agent_file: Path) -> None:
+def check_origin(samples: SampleFolder, options: SaliencyOptions) -> None:
     """Raise UserError if samples belong to another simulator or agent; warn if neither is recorded.
-
-    Args:
-        origin: expected origin of the samples, with the entry "model_sha256".
     """
     description = samples.description()
-    for key, flag in (("model_sha256", "--model_file"), ("agent_sha256", "--agent_file")):
-        accepted = (agent_digests(agent_file) if key == "agent_sha256" else {origin[key]})
+    for key, flag, accepted in (
+            ("model_sha256", "--model_file", {options.origin["model_sha256"]}),
+            ("agent_sha256", "--agent_file", agent_digests(options.agent_file))):
         if description and description.get(key) not in accepted:
             name = description.get(key.replace("sha256", "file"))
             raise UserError(f"the samples in {samples.path} were recorded with another "

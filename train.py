@@ -15,8 +15,8 @@ from agents.training import RESUME_NAME, TrainingRun
 from common.cli import count, folder_name, seed, threads, time_steps
 from common.config import load_settings
 from common.devices import Compute, keep_freed_memory
-from common.distributed import Distributed, init_distributed
-from common.errors import Stopped, UserError
+from common.distributed import Distributed, run_in_group
+from common.errors import UserError
 from common.files import sha256
 from common.options import ComputeOptions, command, option
 from maze.level.regions import cheese_region, region_option
@@ -62,11 +62,7 @@ def train(options: TrainOptions) -> Path:
     Raises:
         Stopped: after a stop signal; the run can be resumed.
     """
-    with init_distributed() as world:
-        run, status = train_in(world, options)
-    if status:
-        raise Stopped(status)
-    return agent_files(run.folder)[-1]
+    return agent_files(run_in_group(train_in, options).folder)[-1]
 
 
 def train_in(world: Distributed, options: TrainOptions) -> tuple[TrainingRun, int]:
@@ -133,8 +129,7 @@ def resumed_settings(folder: Path, options: TrainOptions) -> TrainSettings:
     """
     if not (folder / RESUME_NAME).is_file():
         raise UserError(f"{folder} holds no run to resume: there is no {RESUME_NAME}")
-    for name in sorted(options.given - RESUMABLE):
-        raise UserError(f"--{name} cannot be changed when a run is resumed; leave it out")
+    options.require_only(RESUMABLE, "cannot be changed when a run is resumed; leave it out")
     settings = load_settings(folder, TrainSettings)
     changes = {name: getattr(options, name) for name in options.given
                if name in {field.name for field in dataclasses.fields(settings)}}

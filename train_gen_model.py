@@ -10,8 +10,8 @@ from agents.provenance import agent_sha256
 from common.cli import from_zero
 from common.config import load_settings
 from common.devices import Compute, keep_freed_memory
-from common.distributed import Distributed, init_distributed
-from common.errors import Stopped, UserError
+from common.distributed import Distributed, run_in_group
+from common.errors import UserError
 from common.options import command, option
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.flags import TrainSimulatorOptions
@@ -48,11 +48,7 @@ def train_simulator(options: SimulatorTrainingOptions) -> Path:
     Raises:
         Stopped: after a stop signal; the run can be resumed.
     """
-    with init_distributed() as world:
-        run, status = train_in(world, options)
-    if status:
-        raise Stopped(status)
-    return run.newest_checkpoint
+    return run_in_group(train_in, options).newest_checkpoint
 
 
 def train_in(world: Distributed, options: SimulatorTrainingOptions
@@ -109,8 +105,7 @@ def resumed_settings(folder: Path, options: SimulatorTrainingOptions) -> Simulat
     """
     if not checkpoints(folder):
         raise UserError(f"{folder} holds no run to resume: there is no checkpoint in it")
-    for name in sorted(options.given - RESUMABLE):
-        raise UserError(f"--{name} cannot be changed when a run is resumed; leave it out")
+    options.require_only(RESUMABLE, "cannot be changed when a run is resumed; leave it out")
     settings = load_settings(folder, SimulatorRunSettings)
     check_agent_inside(settings, options.agent_file)
     changes = {name: getattr(options, name) for name in ("data_dir", "max_batches", "precision")

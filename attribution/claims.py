@@ -302,6 +302,6 @@ def _by_levels(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding
 
 # By row of the table, the function that yields the findings of one agent, given the layer to show
 # and the seed of the bootstraps.
-_ROWS: dict[int, Callable[[AgentStudies, str, int], Iterator[Finding]]] = {
+READERS: dict[int, Callable[[AgentStudies, str, int], Iterator[Finding]]] = {
     1: _on_objects, 2: _sparse, 3: _directions, 4: _baseline, 5: _failures, 6: _jumps, 7: _edited,
     8: _blind, 9: _by_levels, 10: _clock, 11: _object_scores, 12: _odd_frames}

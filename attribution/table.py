@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from attribution.claims import _ROWS, CLAIMS, NOT_RUN, AgentStudies
+from attribution.claims import CLAIMS, NOT_RUN, READERS, AgentStudies
 from attribution.config import ANALYSES
 from common.cli import seed
 from common.errors import UserError, nearest
@@ -45,7 +45,7 @@ def compare_claims(options: TableOptions) -> Path:
         if layer not in studies.features:
             raise UserError(f"{folder} has no attributions to a layer '{layer}'"
                             f"{nearest(layer, studies.features)}")
-        findings[name] = read_rows(_ROWS.items(), studies, layer, options.seed)
+        findings[name] = read_rows(READERS.items(), studies, layer, options.seed)
         rows = {finding.row for finding in findings[name]}
         reasons[name] = {row: reason for row, reason in NOT_RUN.items() if row not in rows}
         print(f"{name}, layer {layer}: numbers in {len(rows)} of {len(CLAIMS.claims)} rows")

@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.errors import UserError
+from common.errors import Stopped, UserError
 from common.parameters import flattened
 from common.shared_memory import SharedMemory, SharedSum, map_memory
 from common.signals import STOP_SIGNALS, signal_at_death_of_parent
@@ -38,6 +38,8 @@ _LARGE = 2**17  # elements (half a megabyte) from which a tensor is sent in its 
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
+Options = TypeVar("Options")
+Run = TypeVar("Run")
 _times_connected = itertools.count()
 
 
@@ -343,6 +345,22 @@ def init_distributed() -> Iterator[Distributed]:
         logging.disable(logging.NOTSET)
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+
+
+def run_in_group(train: Callable[[Distributed, Options], tuple[Run, int]], options: Options) -> Run:
+    """Train in the group of processes that torchrun started, and return the training run.
+
+    Args:
+        train: function that trains in a group, and returns the run and the exit status.
+
+    Raises:
+        Stopped: after a stop signal.
+    """
+    with init_distributed() as world:
+        run, status = train(world, options)
+    if status:
+        raise Stopped(status)
+    return run
 
 
 def _is_first_to_report(store: dist.Store, error: Exception) -> bool:

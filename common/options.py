@@ -141,6 +141,11 @@ class Options:
         """Values of all options by name."""
         return {field.name: getattr(self, field.name) for field, _, _ in self._fields()}
 
+    def require_only(self, names: Collection[str], reason: str) -> None:
+        """Raise UserError if an option was given that is not among ``names``."""
+        if others := self.given - set(names):
+            raise UserError(f"--{min(others)} {reason}")
+
     @classmethod
     @functools.cache
     def _fields(cls) -> list[tuple[dataclasses.Field, _Flag, Any]]:

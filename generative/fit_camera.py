@@ -34,7 +34,7 @@ from generative.dataset import RolloutDataset
 from generative.losses import camera_errors, until_first_terminal
 from generative.networks import on_unit_sphere
 from generative.published import save_published
-from generative.runs import check_export, copy_settings, open_simulator, run_of
+from generative.runs import copy_settings, open_for_export
 from generative.simulator import Simulator
 from generative.spatial import SpatialCell, SpatialEncoder, SpatialStart, split_state
 from generative.squares import World, world_phase
@@ -265,12 +265,9 @@ class FitCameraOptions(OutputFileOptions, ComputeOptions):
 
 def fit_camera(options: FitCameraOptions) -> Path:
     """Train the camera's networks, and return the file of the simulator with them."""
-    check_export(options.model_file, options.output)
     options.check_output()
-    run = run_of(options.model_file)
-    assert run is not None  # check_export has found its settings
-    simulator = open_simulator(options.model_file, options.agent_file, run.simulator,
-                               options.compute)
+    run, simulator = open_for_export(options.model_file, options.agent_file, options.output,
+                                     options.compute)
     training = CameraTraining(simulator, options.compute, run.training.freeze_encoder)
     config = simulator.config
     dataset = RolloutDataset(options.data_dir, config.num_init_steps, config.num_sim_steps)

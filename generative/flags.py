@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection
 from pathlib import Path
 from typing import ClassVar
 
+from agents.provenance import agent_sha256
 from common.cli import count, folder_name, seed
 from common.devices import Compute
+from common.files import sha256
 from common.options import (
     CheckContentsOptions,
     ParameterComputeOptions,
@@ -79,6 +82,21 @@ class TrainSimulatorOptions(DataOptions, ParameterComputeOptions):
     loss_scale_done: float = option(1.0, "weight of the loss term for the terminal")
     loss_scale_kl: float = option(1.0, "weight of the loss term for the KL")
 
+    def open_simulator(self, compute: Compute | None = None,
+                       model_file: Path | None = None) -> Simulator:
+        """Load a simulator with its agent, see ``generative.runs.open_simulator``.
+
+        Args:
+            compute: device and precision, if not those of the options.
+            model_file: simulator file, if not that of the options.
+        """
+        from generative.runs import open_simulator  # imports TensorBoard, which is slow
+
+        model_file = model_file or self.model_file
+        assert model_file is not None
+        return open_simulator(model_file, self.agent_file, self.parameters.get(SimulatorConfig),
+                              compute or self.compute)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulatorOptions(TrainSimulatorOptions):
@@ -90,16 +108,11 @@ class SimulatorOptions(TrainSimulatorOptions):
                                 help="simulator file")
     batch_size: int = option(32, "samples per batch", type=count)
 
-    def open_simulator(self, compute: Compute | None = None) -> Simulator:
-        """Load the simulator with its agent, see ``generative.runs.open_simulator``.
-
-        Args:
-            compute: device and precision, if not those of the options.
-        """
-        from generative.runs import open_simulator  # imports TensorBoard, which is slow
-
-        return open_simulator(self.model_file, self.agent_file,
-                              self.parameters.get(SimulatorConfig), compute or self.compute)
+    @functools.cached_property
+    def origin(self) -> dict[str, str]:
+        """Names and digests of agent and simulator, for the settings of results."""
+        return {"agent_file": self.agent_file.name, "agent_sha256": agent_sha256(self.agent_file),
+                "model_file": self.model_file.name, "model_sha256": sha256(self.model_file)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -202,6 +202,16 @@ def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfi
     return simulator.requires_grad_(False).eval()
 
 
+def open_for_export(model_file: Path, agent_file: Path, output: Path, compute: Compute
+                    ) -> tuple[SimulatorRunSettings, Simulator]:
+    """Open a simulator of which a changed copy will be written to ``output``, and return the
+    settings of its run and the simulator; see ``check_export`` and ``open_simulator``."""
+    check_export(model_file, output)
+    run = run_of(model_file)
+    assert run is not None  # check_export has found its settings
+    return run, open_simulator(model_file, agent_file, run.simulator, compute)
+
+
 def check_agent_inside(run: SimulatorRunSettings | None, agent_file: Path) -> None:
     """Check that a run's simulator was trained with the given agent.
 

@@ -38,7 +38,7 @@ from generative.prior import static_globals
 from generative.prior_losses import player_loss, start_loss, without_some_players, world_loss
 from generative.prior_networks import NUM_GLOBALS, with_player
 from generative.published import save_published
-from generative.runs import check_export, copy_settings, open_simulator, run_of
+from generative.runs import copy_settings, open_for_export
 from generative.simulator import Simulator
 from generative.world_data import WORLDS_NAME, attach_worlds
 
@@ -269,12 +269,9 @@ def train_prior(options: TrainPriorOptions) -> Path:
     Raises:
         Stopped: after a stop signal; the same call resumes.
     """
-    check_export(options.model_file, options.output)
     options.check_output()
-    run = run_of(options.model_file)
-    assert run is not None  # check_export has found its settings
-    simulator = open_simulator(options.model_file, options.agent_file, run.simulator,
-                               options.compute)
+    _, simulator = open_for_export(options.model_file, options.agent_file, options.output,
+                                   options.compute)
     config, squares = simulator.config, simulator.squares
     if squares is None or not config.world_squares:
         raise UserError(f"{options.model_file} has no worlds; train a simulator with worlds first")

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import torch
-
 from agents.hooks import ActivePatches, patched
 from agents.networks import Policy
 from agents.patch import Patch
@@ -141,15 +139,41 @@ class SwapOptions(DirectionFolderOptions):
     @property
     def swap_name(self) -> str | None:
         """Name of the swap, or None if no swap is configured."""
-        return configured_name(self.parameters.get(SwapConfig), self.random_directions)
+        swap = self.parameters.get(SwapConfig)
+        if not swap.swap_directions_from:
+            return None
+        name = swap_name(swap.swap_directions_from, swap.swap_directions_to or ())
+        random = self.random_directions
+        return name if random is None else f"random_{random}_{name}"
 
-    def open_swap(self, policy: Policy, agent_file: Path, device: torch.device,
-                  from_step: int = 0) -> Swap | None:
-        """Build the patch of the configured swap; see the function ``open_swap``."""
-        return open_swap(self.parameters.get(SwapConfig),
-                         self.parameters.get(DirectionsConfig).direction_type,
-                         lambda: self.load_projector(policy, agent_file), device,
-                         self.random_directions, from_step)
+    def open_swap(self, policy: Policy, agent_file: Path, from_step: int = 0) -> Swap | None:
+        """Build the patch of the configured swap; return None if no swap is configured.
+
+        Args:
+            from_step: first step of an episode that is altered, from 0.
+
+        Raises:
+            UserError: if the matrices are missing, damaged, or belong to another agent; there is no
+                such direction; or random directions are requested without a swap of independent
+                components.
+        """
+        swap, random = self.parameters.get(SwapConfig), self.random_directions
+        kind, name = self.parameters.get(DirectionsConfig).direction_type, self.swap_name
+        if random is not None and (name is None or kind != "ica"):
+            raise UserError("--random_directions replaces the independent components of a swap, so "
+                            "it needs --swap_directions_from and --swap_directions_to, and ica as "
+                            "direction_type")
+        if name is None:
+            return None
+        taken, put = list(swap.swap_directions_from or ()), list(swap.swap_directions_to or ())
+        projector, matrices = self.load_projector(policy, agent_file)
+        if random is not None:
+            projector = projector.turned(random)
+        description = {"from": taken, "to": put, "direction_type": kind,
+                       "matrices_sha256": matrices,
+                       **({} if random is None else {"random_directions": random})}
+        step = projector.swapped_step(taken, put, cast(DirectionType, kind), policy.device)
+        return Swap(name, ChangeState(step, steps=(from_step, None)), description)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,6 +229,40 @@ class PatchOptions(Options):
                             "the two flags")
         return next(iter(self.arms.values()), ())
 
+    def open_arm(self, policy: Policy, env: EnvConfig | None,
+                 reference: Callable[[int, int], ReferenceSet], edit: LevelEdit | None = None,
+                 patches: Sequence[Patch] | None = None) -> OpenedPatches:
+        """Open a list of patches, see ``interventions.patch_text.open_patches``.
+
+        Args:
+            env: configuration of the game; None in the simulator.
+            reference: function that maps a size and a seed to a reference set; called only if a
+                patch needs one.
+            edit: edit applied to every level before it is played; None for no edit.
+            patches: the patches; those of ``arm`` if None.
+
+        Raises:
+            UserError: see ``interventions.patch_text.open_patches`` and ``agents.hooks.patched``.
+        """
+        patches = self.arm if patches is None else patches
+        if not patches:
+            return OpenedPatches([], {})
+        references = []
+
+        @functools.cache
+        def make_reference() -> ReferenceSet:
+            references.append(reference(self.reference_size, self.reference_seed))
+            return references[0]
+
+        opened = open_patches(patches, Opening(policy, env, make_reference, edit))
+        with patched(policy, opened):  # raises for patches that do not fit, before output exists
+            pass
+        metadata = {"name": arm_name(patches), "patches": [patch.text for patch in patches],
+                    "reference": references[0].description if references else None,
+                    "files_sha256": {str(path): sha256(path) for patch in patches
+                                     for path in files_of(patch)}}
+        return OpenedPatches(opened, {"patches": metadata})
+
 
 def patched_precision(precision: str, patches: Collection) -> str:
     """Return the precision of a script that may apply patches.
@@ -249,42 +307,6 @@ class OpenedPatches:
         warn_of_unused(active)
 
 
-def open_arm(patches: Sequence[Patch], options: PatchOptions, policy: Policy,
-             env: EnvConfig | None, reference: Callable[[int, int], ReferenceSet],
-             edit: LevelEdit | None = None) -> OpenedPatches:
-    """Open the patches of a script, see ``interventions.patch_text.open_patches``.
-
-    Args:
-        patches: patches as parsed from the flags.
-        options: options of the reference set.
-        policy: the agent.
-        env: configuration of the game; None in the simulator.
-        reference: function that maps a size and a seed to a reference set; called only if a patch
-            needs one.
-        edit: edit applied to every level before it is played; None for no edit.
-
-    Raises:
-        UserError: see ``interventions.patch_text.open_patches`` and ``agents.hooks.patched``.
-    """
-    if not patches:
-        return OpenedPatches([], {})
-    references = []
-
-    @functools.cache
-    def make_reference() -> ReferenceSet:
-        references.append(reference(options.reference_size, options.reference_seed))
-        return references[0]
-
-    opened = open_patches(patches, Opening(policy, env, make_reference, edit))
-    with patched(policy, opened):  # raises for patches that do not fit, before output is written
-        pass
-    metadata = {"name": arm_name(patches), "patches": [patch.text for patch in patches],
-                "reference": references[0].description if references else None,
-                "files_sha256": {str(path): sha256(path) for patch in patches
-                                 for path in files_of(patch)}}
-    return OpenedPatches(opened, {"patches": metadata})
-
-
 # Configured swaps. Simulator and real environment share one definition: a patch of the state after
 # a step. Both store the altered states.
 
@@ -316,53 +338,3 @@ def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
             None.
     """
     return "_".join(map(str, (*taken, "to", *put)))
-
-
-def configured_name(swap: SwapConfig, random_directions: int | None) -> str | None:
-    """Return the name of the configured swap, or None if no swap is configured.
-
-    Args:
-        swap, random_directions: see ``open_swap``.
-    """
-    if not swap.swap_directions_from:
-        return None
-    name = swap_name(swap.swap_directions_from, swap.swap_directions_to or ())
-    return name if random_directions is None else f"random_{random_directions}_{name}"
-
-
-def open_swap(swap: SwapConfig, kind: str, load: Callable[[], tuple[Projector, dict[str, str]]],
-              device: torch.device | str, random_directions: int | None,
-              from_step: int = 0) -> Swap | None:
-    """Build the patch of the configured swap; return None if no swap is configured.
-
-    Args:
-        swap: configured directions.
-        kind: type of the directions: "ica" or "pca".
-        load: function that reads the directions, see ``Projector.load_for``; called only if there
-            is a swap.
-        device: device of the states.
-        random_directions: seed of random directions that replace the independent components, see
-            ``Projector.turned``; None for the components themselves.
-        from_step: first step of an episode that is altered, from 0.
-
-    Raises:
-        UserError: if the matrices are missing, damaged, or belong to another agent; there is no
-            such direction; or random directions are requested without a swap of independent
-            components.
-    """
-    taken, put = list(swap.swap_directions_from or ()), list(swap.swap_directions_to or ())
-    name = configured_name(swap, random_directions)
-    if random_directions is not None and (name is None or kind != "ica"):
-        raise UserError("--random_directions replaces the independent components of a swap, so it "
-                        "needs --swap_directions_from and --swap_directions_to, and ica as "
-                        "direction_type")
-    if name is None:
-        return None
-    projector, matrices = load()
-    if random_directions is not None:
-        projector = projector.turned(random_directions)
-    description = {"from": taken, "to": put, "direction_type": kind, "matrices_sha256": matrices,
-                   **({} if random_directions is None else
-                      {"random_directions": random_directions})}
-    step = projector.swapped_step(taken, put, cast(DirectionType, kind), device)
-    return Swap(name, ChangeState(step, steps=(from_step, None)), description)

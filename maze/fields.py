@@ -24,7 +24,7 @@ from common.errors import UserError
 from common.options import ShardOptions, command, option, redefine
 from common.results import ResultStore
 from common.shards import WHOLE
-from interventions.flags import OpenedPatches, PatchOptions, open_arm
+from interventions.flags import OpenedPatches, PatchOptions
 from maze.field.fields import MEMORIES, START, reference_frames
 from maze.field.plots import (
     Style,
@@ -157,9 +157,8 @@ def fields_by_arm(options: FieldStudyOptions, policy: Policy, store: ResultStore
     by_arm, moved = {}, []
     for name in arms:
         opened = OpenedPatches([steered[name]], {"own_vector": name, "layer": options.layer}
-                               ) if name in steered else open_arm(
-            patches.get(name, ()), options, policy, env, reference,
-            functools.partial(as_played, states))
+                               ) if name in steered else options.open_arm(
+            policy, env, reference, functools.partial(as_played, states), patches.get(name, ()))
         std = {layer.name: reference(options.reference_size, options.reference_seed).std(
                    policy, layer)
                for patch in opened.patches for layer in layers_named(policy, patch.layer)}

@@ -24,7 +24,7 @@ from common.options import command, option, redefine
 from common.progress import with_progress
 from common.results import Entry, File, Json, ResultStore, Schema, Table
 from common.video import FRAMES_PER_SECOND, write_gif, write_video
-from interventions.flags import PatchOptions, open_arm
+from interventions.flags import PatchOptions
 from maze.field.fields import reference_frames
 from maze.field.results import UNPATCHED
 from maze.level.options import AgentOptions, MazeOptions
@@ -69,7 +69,7 @@ def film_rollouts(options: RolloutsOptions) -> pd.DataFrame | None:
               f"arms: {', '.join([UNPATCHED, *steered, *patches])}")
         return None
     reference = functools.cache(functools.partial(reference_frames, env, set(seeds)))
-    opened = {name: open_arm(arm, options, policy, env, reference, edit)
+    opened = {name: options.open_arm(policy, env, reference, edit, arm)
               for name, arm in patches.items()}
     arms = {UNPATCHED: (), **{name: (patch,) for name, patch in steered.items()},
             **{name: tuple(arm.patches) for name, arm in opened.items()}}

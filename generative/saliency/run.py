@@ -130,7 +130,7 @@ class SampleSaliency:
         has_delta = VALUE_DELTA in [function.what for function in self.plan.functions]
         where = f"sample {numbers[0]} in {self.samples.path} has"
         if size != expected:
-            raise UserError(f"{where} a bottleneck vector of size {size}, but the simulator's have "
+            raise UserError(f"{where} a bottleneck vector of size {size}, but the simulator needs "
                             f"size {expected}")
         if num_steps <= last:
             raise UserError(f"{where} {num_steps} steps, too few for step {last} of "
@@ -261,7 +261,7 @@ def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Se
 
 def _write_missing(folder: SaliencyFolder, descriptions: Missing, batch_size: int,
                    with_videos: bool, overwrite: bool,
-                   write_batch: Callable[[Sequence[int], Missing], Iterator[tuple[int, str]]],
+                   write_batch: Callable[[Sequence[int], Missing], Iterator[tuple[int, str]]]
                    ) -> int:
     """Write the missing saliency in a folder, see ``write_saliency``.
 

@@ -95,10 +95,10 @@ def paired_report(pairs: pd.DataFrame) -> list[str]:
     """Format the table of ``compare_pairs`` as lines of Markdown."""
     return ["## Paired tests over independent targets", "",
             "All log-probabilities of the policy form one group of targets, because they depend on "
-            "each other; every other target is a group of its own. In each group, the share of "
-            "objectives for which the optimised start is better, minus the share for which it is "
-            "worse, is one number. The sign test counts groups, and intervals are 95 % bootstrap "
-            "intervals over groups.", "", *markdown_table(
+            "each other; every other target is a group of its own. Each group contributes one "
+            "number: the share of its objectives for which the optimised start is better minus the "
+            "share for which it is worse. The sign test counts groups, and intervals are 95 % "
+            "bootstrap intervals over groups.", "", *markdown_table(
                 ("penalty", "outcome", "compared with", "groups", "better", "worse",
                  "mean difference", "p (sign test)", "p (Holm)"),
                 [(f"{row.penalty:g}", row.outcome, row.compared_with, str(row.groups),

@@ -14,7 +14,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from agents.provenance import agent_sha256
 from agents.replay import recorded_game
 from agents.rollout_files import RolloutFolder
 from common.cli import count, from_zero
@@ -234,9 +233,8 @@ def run_search(options: SearchOptions, folder: Path, schema: Schema, choose: Cho
 def describe(options: SearchOptions, simulator: Simulator, dataset: RolloutDataset) -> dict:
     """Return the settings of a search that describe agent, simulator and recording."""
     return {
-        "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "model_file": options.model_file.name, "model_sha256": sha256(options.model_file),
-        "simulator": simulator.config.describe(), "data_dir": options.parameters.common.data_dir,
+        **options.origin, "simulator": simulator.config.describe(),
+        "data_dir": options.parameters.common.data_dir,
         "recording_sha256": dataset.folder.sha256(options.check_contents)}
 
 
