@@ -13,14 +13,13 @@ from common.config import yaml_given
 from common.errors import UserError, nearest, script_main
 from common.shards import shard
 from pipeline.cluster import CLUSTER_FILE, SCHEDULERS, TIME_IS_UP, load_cluster
-from pipeline.presets import ROOT, load_preset, read_hyperparams
+from pipeline.presets import load_preset, read_hyperparams
 from pipeline.process import torchrun_arguments
 from pipeline.records import Experiment, Part
 from pipeline.report import print_plan, print_table, write_report
 from pipeline.runner import Pipeline
-from pipeline.sections import page_of
-from pipeline.stage import PathResolver
-from pipeline.stages import all_stages
+from pipeline.stage import ROOT, PathResolver
+from pipeline.stage_files import all_stages, page_of
 from pipeline.submission import Submitter, print_status
 
 FORBIDDEN = set("/\\\0")
@@ -114,7 +113,7 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
     experiment.check(args.preset)
     part = Part(args.only[0], args.shard.parts if args.shard else args.join or 0,
                 args.shard.part if args.shard else 0) if args.in_job else None
-    pipeline = Pipeline(experiment, stages, PathResolver(output, preset),
+    pipeline = Pipeline(experiment, stages, PathResolver(output, preset.given_files),
                         chosen([stage.name for stage in stages], args.first,
                                args.accept or args.only),
                         hyperparams, args.force, args.check_contents, part)

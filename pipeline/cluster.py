@@ -24,9 +24,9 @@ import pandas as pd
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
 from common.options import script_parser
-from pipeline.presets import HYPERPARAMS, PRESETS_FILE, SECTION, load_preset
-from pipeline.stage import TRAIN_AGENT, TRAIN_SIMULATOR, Stage
-from pipeline.stages import all_stages
+from pipeline.presets import PRESETS_FILE, SECTION, load_preset
+from pipeline.stage import HYPERPARAMS, TRAIN_AGENT, TRAIN_SIMULATOR, Stage
+from pipeline.stage_files import all_stages
 
 CLUSTER_FILE = HYPERPARAMS / "cluster.yml"
 TRAINING = (TRAIN_AGENT, TRAIN_SIMULATOR)

@@ -32,7 +32,7 @@ from pipeline.presets import load_preset
 from pipeline.records import DONE, CacheKey, Digests, Experiment, JobAttempt, Part, Record
 from pipeline.runner import CONTINUE, RUN, SKIPPED, UP_TO_DATE, Decision, Pipeline
 from pipeline.stage import PathResolver, Stage
-from pipeline.stages import all_stages
+from pipeline.stage_files import all_stages
 from pipeline.submission import (
     StagePlan,
     Submitted,
@@ -450,7 +450,7 @@ def jobs(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "run_script", run_script)
 
     def pipeline_of(part=None):
-        return Pipeline(experiment, [stage], PathResolver(experiment.path, load_preset("demo")),
+        return Pipeline(experiment, [stage], PathResolver(experiment.path, {}),
                         {"cut"}, {}, part=part)
 
     def run(shard, shards=2, number="4"):
