@@ -34,7 +34,7 @@ from generative.card_tables import SUMMARY_STEPS, card_rows
 from generative.loss_over_time import LOSS_OVER_TIME
 from generative.saliency.files import SaliencyFolder
 from interventions.comparison import comparison_store
-from pipeline.records import DONE, Digests, Experiment, Record
+from pipeline.records import DONE, NOT_RUN, Digests, Experiment, Record, state_of_exit
 from pipeline.runner import CONTINUE, RUN, SKIPPED, UP_TO_DATE, Decision, Pipeline
 from pipeline.stage import FOLDERS, ROOT, Stage
 from pipeline.stage_files import Files, Page
@@ -289,7 +289,7 @@ def _row(output: Path, name: str, record: Record | None) -> dict[str, Any]:
     """Return a row of the table of stages."""
     if record is None:
         unknown = dict.fromkeys(("seconds", "size", "result", "why", "date", "log"), "")
-        return {**unknown, "name": name, "status": "not run"}
+        return {**unknown, "name": name, "status": NOT_RUN}
     seconds, size, result = figures(record)
     log = output / record.log
     return {"name": name, "status": record.status, "seconds": seconds, "size": size,
@@ -387,7 +387,7 @@ def print_table(experiment: Experiment, outcomes: Sequence[tuple[Stage, Decision
     verbs = {UP_TO_DATE: "up to date", CONTINUE: "continued", RUN: "ran", SKIPPED: "skipped"}
     rows = [("stage", "", "time", "size", "because", "result")]
     for stage, decision, status in outcomes:
-        verb = "stopped" if status > 128 else "failed" if status else verbs[decision.action]
+        verb = state_of_exit(status) if status else verbs[decision.action]
         record = experiment.record(stage.name)
         time, size, result = figures(record) if record else ("", "", "")
         rows.append((stage.name, verb, time, size, decision.why, result))
