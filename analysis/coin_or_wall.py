@@ -78,7 +78,7 @@ class CoinOptions(GameOptions, ShardOptions, ComputeOptions):
     and what its value and policy respond to: the coin, or the wall at the end of the level."""
 
     agent_file: Path = option(help="agent that plays", names=("--agent_file", "--model_file"))
-    num_levels_played: int = option(100, "number of unseen levels, each played once per condition",
+    num_episodes: int = option(200, "number of unseen levels, each played once per condition",
                                     type=count)
     max_steps: int = option(150, "number of steps after which an episode ends (1000 in the game)",
                             type=whole(1, 1000))
@@ -97,13 +97,13 @@ def measure_coin(options: CoinOptions) -> pd.DataFrame | None:
     config, compute = options.env_config(options.agent_file).unseen_levels(), options.compute
     if config.env_name != GAME:
         raise UserError(f"there is no coin in {config.env_name}; this study is of {GAME} only")
-    check_starts(options.num_levels_played, "--num_levels_played")
+    check_starts(options.num_episodes, "--num_episodes")
     policy = load_agent(options.agent_file, compute.device)
-    levels = list(enumerate(config.draw_levels(options.num_levels_played, options.seed)))
+    levels = list(enumerate(config.draw_levels(options.num_episodes, options.seed)))
     store = ResultStore(options.output_dir, COIN_OR_WALL)
     store.open({
         "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "env": vars(config), "num_levels_played": len(levels), "max_steps": options.max_steps,
+        "env": vars(config), "num_episodes": len(levels), "max_steps": options.max_steps,
         "seed": options.seed, "precision": compute.precision, "versions": versions()},
         options.overwrite, options.shard, {"conditions": list(SETTINGS)}, options.join)
     for name in options.shard.of(list(SETTINGS)):
@@ -153,9 +153,10 @@ def play(policy: Policy, compute: Compute, config: EnvConfig, levels: Sequence[t
         A row per level with the columns ``number``, ``level_seed`` and ``length``; ``taken``:
         whether the coin was taken; ``passed``: whether the marked square was touched, and not after
         the square at the end of the level; ``ended``: whether the square at the end was touched
-        first; ``died``: whether the episode ended early without the coin; and ``right``: mean
-        probability of the actions to the right until the end of the level was reached. And, if the
-        agent plays without a coin, its sights, see ``Sights``.
+        first; ``reached``: whether it was touched at all; ``died``: whether the episode ended early
+        without the coin; and ``right``: mean probability of the actions to the right until the end
+        of the level was reached. And, if the agent plays without a coin, its sights, see
+        ``Sights``.
     """
     edit = edit_of(setting.places, options.max_steps)
     marks = marked_squares(config, levels, setting.marked)
@@ -202,7 +203,7 @@ def row_of(episode: Episode, mark: tuple[int, int], end: tuple[int, int], settin
     until = min(ended, episode.length - 1) + 1
     right = np.exp(episode.log_probs[:until])[:, RIGHT].sum(axis=1).mean()
     return (episode.number, episode.level_seed, episode.length, int(taken),
-            int(passed < NEVER and passed <= ended), int(ended < passed),
+            int(passed < NEVER and passed <= ended), int(ended < passed), int(ended < NEVER),
             int(not taken and episode.length < max_steps), right)
 
 
@@ -324,10 +325,10 @@ def write_results(store: ResultStore, options: CoinOptions, config: EnvConfig) -
     store.write("rates", value=shares)
     title = agent_title(options.agent_file)
     store.write("report", value=report_of(
-        table, shares, f"{title} on {options.num_levels_played} unseen levels of {GAME} "
+        table, shares, f"{title} on {options.num_episodes} unseen levels of {GAME} "
         f"({config.distribution_mode}), at most {options.max_steps} steps each"))
     with store.file("figure") as path:
-        plot(table, episodes, title).savefig(path, dpi=DPI)
+        plot(table, episodes, title, options.max_steps).savefig(path, dpi=DPI)
     print(f"{headline(table, shares)}\nwrote {store.file_of('report')}")
     return table
 

@@ -22,7 +22,7 @@ from common.palette import BLUE, DARK_GREY, ORANGE, VERMILION
 from common.results import Entry, File, Schema, Table, Text
 from common.tables import markdown_table
 from envs.coin import ANYWHERE, NONE, START
-from stats.effects import Condition, Outcome, paired_effects
+from stats.effects import MIN_STARTS, Condition, Outcome, paired_effects
 from stats.forest_plot import forest_plot, name_rows
 from stats.report import bold, format_interval, format_p
 from stats.significance import LEVEL, holm, share
@@ -33,7 +33,7 @@ SIGHT_END, SIGHT_MIDDLE, SIGHT_BEHIND = "end", "middle", "behind"
 WITHOUT, WITH, OPEN, OPEN_WITH = "no coin", "coin", "no wall, no coin", "no wall, coin"
 
 SHARES = {"taken": "takes the coin", "passed": "touches the coin's square before the end",
-          "ended": "reaches the end first", "died": "dies"}
+          "ended": "reaches the end first", "reached": "reaches the end", "died": "dies"}
 OUTCOMES = {outcome.name: outcome for outcome in (
     *(Outcome(name, label, probability=True) for name, label in SHARES.items()),
     Outcome("right", "P(right)", probability=True))}
@@ -41,7 +41,7 @@ SIGHT_OUTCOMES = {outcome.name: outcome for outcome in (
     Outcome("value", "value"), Outcome("right", "P(right)", probability=True),
     Outcome("left", "P(left)", probability=True))}
 EPISODE = {"number": int, "level_seed": int, "length": int, "taken": int, "passed": int,
-           "ended": int, "died": int, "right": float}
+           "ended": int, "reached": int, "died": int, "right": float}
 SIGHT = {"number": int, "sight": str, "variant": str, "value": float, "right": float,
          "left": float}
 COIN_OR_WALL = Schema(
@@ -77,7 +77,7 @@ SETTINGS = {name if player == AGENT else f"{player}_{name}": Setting(player, pla
                 (ORDINARY, (), ()), (ANYWHERE, (ANYWHERE,), (ANYWHERE,)),
                 (NONE, (NONE,), (ANYWHERE,)), (BEHIND, (START,), (START,)),
                 (NOT_BEHIND, (START, NONE), (START,)))
-            if player == AGENT or name == ANYWHERE}
+            if player == AGENT or name in (ANYWHERE, BEHIND)}
 LABELS = {ORDINARY: "coin at the end (ordinary)", ANYWHERE: "coin anywhere", NONE: "no coin",
           BEHIND: "coin behind", NOT_BEHIND: "same start, no coin"}
 # Comparisons of conditions (name, label, outcomes, before, after), and of the variants of sights.
@@ -116,11 +116,11 @@ def effects(episodes: dict[str, pd.DataFrame], sights: dict[str, pd.DataFrame], 
                   for condition in (before, after)]
         tables.append(_compare(Condition(name, label, name), [OUTCOMES[key] for key in outcomes],
                                values, seed))
-    pooled = pd.concat(sights.values()).set_index(["sight", "variant", "number"])
+    seen = dict(list(pd.concat(sights.values()).groupby(["sight", "variant"])))
     for name, label, sight, first, second in SIGHT_CONTRASTS:
-        if (sight, first) in pooled.index.droplevel("number"):
-            values = [pooled.loc[sight, variant][list(SIGHT_OUTCOMES)].to_numpy(float)
-                      for variant in (first, second)]
+        values = [seen[sight, variant][list(SIGHT_OUTCOMES)].to_numpy(float)
+                  for variant in (first, second) if (sight, variant) in seen]
+        if values and len(values[0]) >= MIN_STARTS:
             tables.append(_compare(Condition(name, label, name), [*SIGHT_OUTCOMES.values()],
                                    values, seed))
     table = pd.concat(tables, ignore_index=True)
@@ -203,11 +203,12 @@ def label_of(name: str) -> str:
     return LABELS[name.removeprefix(f"{setting.player}_")] + player[setting.player]
 
 
-def plot(table: pd.DataFrame, episodes: dict[str, pd.DataFrame], title: str) -> Figure:
+def plot(table: pd.DataFrame, episodes: dict[str, pd.DataFrame], title: str, max_steps: int
+         ) -> Figure:
     """Draw how episodes end in each condition, and the effects of coin and wall on the value."""
     figure = Figure(figsize=(13, 5.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    _draw_ends(left, episodes)
+    _draw_ends(left, episodes, max_steps)
     values = table[(table["outcome"] == "value")]
     forest_plot(right, values, [f"{row.label}\n({row.num_levels} levels)"
                                 for row in values.itertuples()])
@@ -221,16 +222,18 @@ def plot(table: pd.DataFrame, episodes: dict[str, pd.DataFrame], title: str) -> 
     return figure
 
 
-def _draw_ends(axes: Axes, episodes: dict[str, pd.DataFrame]) -> None:
+def _draw_ends(axes: Axes, episodes: dict[str, pd.DataFrame], max_steps: int) -> None:
     """Draw a stacked bar per condition, and the share that touches the marked square."""
     for place, table in enumerate(episodes.values()):
-        taken, ended, died = (table[name].to_numpy(bool) for name in ("taken", "ended", "died"))
+        taken, reached, died = (table[name].to_numpy(bool)
+                                for name in ("taken", "reached", "died"))
         begin = 0.0
         for label, colour, mask in (
                 ("takes the coin", ORANGE, taken),
-                ("reaches the end, never takes the coin", BLUE, ~taken & ended),
-                ("dies before the end", VERMILION, ~taken & ~ended & died),
-                ("neither", "lightgrey", ~taken & ~ended & ~died)):
+                ("reaches the end without a coin", BLUE, ~taken & reached),
+                ("dies before the end", VERMILION, ~taken & ~reached & died),
+                (f"none of these within {max_steps} steps", "lightgrey",
+                 ~taken & ~reached & ~died)):
             axes.barh(place, mask.mean(), left=begin, color=colour, height=0.7,
                       label=label if place == 0 else None)
             begin += mask.mean()
