@@ -129,6 +129,7 @@ def blind_policy(player: str) -> Policy:
         logits = np.where([way in ((1, 0), (1, 1)) for way in ACTION_DIRECTIONS], 0.0, -100.0)
     with torch.no_grad():
         policy.fc_policy.weight.zero_()
+        policy.fc_value.weight.zero_()
         policy.fc_policy.bias[:] = torch.from_numpy(logits)
     return policy.eval()
 

@@ -5,7 +5,9 @@ import dataclasses
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from conftest import FLOAT32, record_arguments, tiny_policy
 from scipy.stats import chisquare
 
@@ -15,6 +17,7 @@ import train
 from agents.agent_file import AgentOrigin, agent_files, read_origin, save_agent
 from agents.episodes import PlayOptions, play_episodes
 from agents.goal_places import GoalGameOptions
+from agents.networks import Embedder, Policy
 from agents.replay import recorded_game, recorded_levels, replay
 from agents.rollout_files import RolloutFolder
 from analysis import coin_or_wall
@@ -26,7 +29,7 @@ from analysis.coin_or_wall import (
     marked_squares,
     variants,
 )
-from analysis.coin_results import RIGHTWARD, SIGHT_END
+from analysis.coin_results import BEHIND, NOT_BEHIND, RIGHTWARD, SETTINGS, SIGHT_END
 from common.errors import UserError
 from envs.coin import ANYWHERE, NONE, START, CoinPlace, coin_of, coin_squares, last_column
 from envs.level_state import LevelState
@@ -117,35 +120,53 @@ def test_variants_of_the_end_differ_in_coin_and_wall(stock):
     assert [last_column(state) - last for state in states] == [0, 0, 8, 8]
 
 
-def test_the_study_finds_nothing_in_a_blind_agent_and_shards_agree(tmp_path):
+def test_the_study_finds_nothing_in_a_blind_agent(tmp_path):
+    """Two shards play the conditions, and are then joined."""
     agent = tmp_path / "blind.pth"
     save_agent(agent, blind_policy(RIGHTWARD), origin=AgentOrigin(
         env_name="coinrun", distribution_mode="hard"))
-    options = dict(agent_file=agent, num_episodes=12, max_steps=40, num_envs=12, device="cpu")
-    table = coin_or_wall.measure_coin(coin_or_wall.CoinOptions(
-        **options, output_dir=tmp_path / "whole")).set_index(["arm", "outcome"])
-    assert "coin_behind" in table.index
-    for arm in table.index.unique("arm").drop(["anywhere_ordinary", "none_ordinary",
-                                               "behind_ordinary"]):
-        effects = table.loc[arm].drop("value", errors="ignore")
-        if arm != "anywhere_none":  # episodes end at the coin, so P(right) has fewer steps
-            assert np.allclose(effects["effect"], 0)
-        assert not effects["claimed"].any()
+    flags = ["--agent_file", str(agent), "--num_episodes", "12", "--max_steps", "40", "--num_envs",
+             "12", "--device", "cpu", "--output_dir", str(tmp_path / "study")]
+    for part in (["--shard", "1/2"], ["--shard", "2/2"], ["--join"]):
+        assert coin_or_wall.main([*flags, *part]) == 0
+    table = pd.read_csv(tmp_path / "study" / "effects.csv").set_index(["arm", "outcome"])
+    assert np.allclose(table.loc[["anywhere_none", "behind_not", "coin_behind"], "effect"], 0)
+    assert not table.drop("behind_ordinary")["claimed"].any()
     assert table.loc[("anywhere_none", "passed"), "altered"] > 0
     assert table.loc[("behind_ordinary", "taken"), "altered"] == 0
     assert table.loc[("behind_not", "right"), "altered"] == pytest.approx(1)
-    for number in (1, 2):
-        coin_or_wall.main([*arguments(options), "--shard", f"{number}/2", "--output_dir",
-                           str(tmp_path / "parts")])
-    assert coin_or_wall.main([*arguments(options), "--join", "--output_dir",
-                              str(tmp_path / "parts")]) == 0
-    for name in ("effects.csv", "rates.csv", "report.md"):
-        assert ((tmp_path / "parts" / name).read_text()
-                == (tmp_path / "whole" / name).read_text())
+    assert "takes it before the end in" in (tmp_path / "study" / "report.md").read_text()
 
 
-def arguments(options):
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+class CoinSeeker(Embedder):
+    """Numbers of gold pixels in the left half and in the right half of the image (N, 2)."""
+
+    def __init__(self):
+        super().__init__(2, {})
+
+    def forward(self, images):
+        red, green, blue = images.movedim(1, 0)  # each (N, H, W)
+        gold = ((red > 0.9) & (green > 0.7) & (green < 0.9) & (blue < 0.2)).float()
+        return torch.stack([half.sum(dim=(1, 2)) for half in (gold[:, :, :32], gold[:, :, 32:])],
+                           dim=1)
+
+
+def test_the_study_sees_that_a_planted_agent_goes_for_the_coin_and_values_it():
+    """The agent goes left if there is gold on the left, and else runs to the right and jumps."""
+    policy = Policy(CoinSeeker(), None)
+    with torch.no_grad():
+        policy.fc_policy.weight[:], policy.fc_policy.bias[:] = 0, -100
+        policy.fc_policy.bias[[RIGHT, 8]], policy.fc_policy.weight[LEFT, 0] = 0, 1000
+        policy.fc_value.weight[:] = 1
+    options = coin_or_wall.CoinOptions(agent_file="none", max_steps=50, num_envs=12)
+    levels = list(enumerate(LEVELS[:12]))
+    behind, not_behind, none = (coin_or_wall.play(policy, FLOAT32, HARD, levels, SETTINGS[name],
+                                                  options) for name in (BEHIND, NOT_BEHIND, NONE))
+    assert behind[0]["passed"].mean() == 1 and not_behind[0]["passed"].mean() < 0.2
+    values = none[1].pivot(index=["sight", "number"], columns="variant", values="value").loc["end"]
+    assert len(values) > 2 and (values["coin"] > values["no coin"]).all()
+    assert (values["no wall, coin"] > values["no wall, no coin"]).all()
+    assert np.allclose(values["no coin"], values["no wall, no coin"])
 
 
 @pytest.mark.parametrize("script", [train, record])
