@@ -17,6 +17,7 @@ from typing import Any
 
 from agents.agent_file import load_agent
 from agents.episodes import PlayOptions
+from agents.goal_places import GoalGameOptions, goal_described
 from agents.provenance import agent_sha256
 from agents.reference_set import recorded_reference
 from agents.rollout_files import RolloutFolder
@@ -27,6 +28,7 @@ from common.errors import UserError
 from common.files import sha256
 from common.options import ParameterComputeOptions, ShardOptions, command, option, redefine
 from common.results import ResultStore
+from envs.coin import END
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.flags import DataOptions
@@ -46,7 +48,6 @@ from interventions.flags import AlterFromOptions, PlayedDirectionOptions, patche
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.scan_study import SCANNED, run_scan
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import RegionGameOptions, region_described
 from stats.effects import check_starts
 from stats.report import DIRECTIONS, MIXED, PATCHES
 
@@ -56,7 +57,7 @@ NOT_WITH_SCAN = {"in_simulator", "patch", "patch_file", "directions", "ablations
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparisonOptions(ConditionOptions, PlayedDirectionOptions, AlterFromOptions,
-                        RegionGameOptions, DataOptions, ShardOptions, ParameterComputeOptions):
+                        GoalGameOptions, DataOptions, ShardOptions, ParameterComputeOptions):
     """Measure how altered directions of the agent's hidden state, or patches of its layers, affect
     its behaviour."""
 
@@ -163,7 +164,7 @@ def on_real_levels(options: ComparisonOptions, compute: Compute) -> tuple[Testbe
     levels = env.draw_levels(options.num_episodes, options.seed)
     return Testbed(load_agent(options.agent_file, compute.device), compute, env, levels,
                    options.seed, options.num_envs, edit), {
-        "where": "real levels", "env": vars(env), **region_described(edit),
+        "where": "real levels", "env": vars(env), **goal_described(edit),
         "from_step": options.alter_from_step}
 
 
@@ -175,9 +176,10 @@ def in_simulator(options: ComparisonOptions, compute: Compute) -> tuple[Testbed,
     """
     if options.model_file is None:
         raise UserError("--in_simulator needs --model_file")
-    if options.cheese_region:
-        raise UserError("--cheese_region edits real levels, but the simulator starts from recorded "
-                        "frames; give this flag to record.py instead")
+    for flag, place in (("cheese_region", options.cheese_region), ("coin", options.coin)):
+        if place not in (None, 0, END):
+            raise UserError(f"--{flag} edits real levels, but the simulator starts from recorded "
+                            "frames; give this flag to record.py instead")
     parameters = options.parameters
     simulator = open_simulator(options.model_file, options.agent_file,
                                parameters.get(SimulatorConfig), compute)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from agents.agent_file import load_agent
 from agents.episodes import Episode, PlayOptions, evaluate, play_episodes
 from agents.failures import attribute_failures, causes_of, unknown_hazards
+from agents.goal_places import GoalEdit, GoalGameOptions, goal_described, words_of
 from agents.networks import Policy
 from agents.provenance import agent_sha256
 from agents.reference_set import played_reference
@@ -23,17 +24,16 @@ from common.errors import UserError
 from common.files import read_description, save_json, versions
 from common.options import ComputeOptions, OutputFileOptions, command, option
 from common.progress import with_progress
-from envs.cheese_region import CheeseRegion
+from envs.coin import END
 from envs.procgen_env import EnvConfig, draw_new_levels
 from interventions.flags import PatchOptions, patched_precision
 from interventions.patch_text import arm_name
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import RegionGameOptions, region_described, words_of
 from stats.significance import share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(RegionGameOptions, PatchOptions, OutputFileOptions, ComputeOptions):
+class EvaluateOptions(GoalGameOptions, PatchOptions, OutputFileOptions, ComputeOptions):
     """Evaluate an agent: success rate and mean return, by default on levels that it was not trained
     on."""
 
@@ -67,9 +67,10 @@ def evaluate_agent(options: EvaluateOptions) -> dict[str, Any]:
     register_maze_words()
     compute = options.compute_in(patched_precision(options.precision, options.arm))
     config, edit = options.game(options.agent_file)
-    if options.new_first_frames and (options.training_levels or options.cheese_region):
+    if options.new_first_frames and (options.training_levels or options.cheese_region
+                                     or options.coin not in (None, END)):
         raise UserError("--new_first_frames chooses unseen levels by their unedited first frames; "
-                        "leave --training_levels and --cheese_region out")
+                        "leave --training_levels, --cheese_region and --coin out")
     new = (draw_new_levels(config, options.num_episodes, options.seed)
            if options.new_first_frames else None)
     if not options.training_levels:
@@ -83,7 +84,7 @@ def evaluate_agent(options: EvaluateOptions) -> dict[str, Any]:
               "a known level")
     result = {
         "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "env": vars(config), **region_described(edit), "seed": options.seed,
+        "env": vars(config), **goal_described(edit), "seed": options.seed,
         "greedy": options.greedy, "new_first_frames": options.new_first_frames,
         **({} if new is None else {"share_left_out": new[1]}), "precision": compute.precision,
         "versions": versions(),
@@ -101,7 +102,7 @@ def evaluate_agent(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def play_levels(options: EvaluateOptions, policy: Policy, compute: Compute, config: EnvConfig,
-                levels: Sequence[tuple[int, int]], edit: CheeseRegion | None) -> dict[str, Any]:
+                levels: Sequence[tuple[int, int]], edit: GoalEdit | None) -> dict[str, Any]:
     """Play levels, given as pairs of number and level seed; print and return the statistics, the
     causes of failures, and the description of the patches."""
     measured = [level for _, level in levels]

@@ -18,6 +18,7 @@ from agents.acting import ActionNoise, load_action_noise
 from agents.agent_file import load_agent
 from agents.config import load_agent_config
 from agents.episodes import FRAMES_PER_BATCH, Episode, PlayOptions, play_episodes
+from agents.goal_places import GoalEdit, GoalGameOptions, goal_described, words_of
 from agents.patch import BatchInfo
 from agents.provenance import agent_sha256
 from agents.reference_set import played_reference
@@ -36,7 +37,6 @@ from common.parameters import BASE_SET, PARAMETER_SET
 from common.progress import with_progress
 from common.shards import WHOLE
 from common.video import enlarge, mark_action
-from envs.cheese_region import CheeseRegion
 from envs.level_state import LevelState
 from envs.objects import moving_objects
 from envs.procgen_env import EnvConfig
@@ -50,7 +50,6 @@ from interventions.flags import (
 )
 from interventions.patch_text import arm_name
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import RegionGameOptions, region_described, words_of
 
 VIDEO_SCALE = 3
 # Steps between two recorded worlds of an episode; odd, so that objects that alternate between two
@@ -60,7 +59,7 @@ MAX_UNWRITTEN = 64  # finished episodes kept in memory while writing is slower t
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordOptions(RegionGameOptions, SwapOptions, PlayedDirectionOptions, AlterFromOptions,
+class RecordOptions(GoalGameOptions, SwapOptions, PlayedDirectionOptions, AlterFromOptions,
                     PatchOptions, ShardOptions, ComputeOptions):
     """Record rollouts of an agent on real Procgen levels."""
 
@@ -210,13 +209,13 @@ def record(options: RecordOptions) -> RolloutFolder:
     return writer.folder
 
 
-def describe(options: RecordOptions, config: EnvConfig, edit: CheeseRegion | None,
+def describe(options: RecordOptions, config: EnvConfig, edit: GoalEdit | None,
              precision: str) -> dict:
     """Return the settings of a recording that describe agent, game and action noise."""
     noise, noise_share = options.action_noise(config.env_name)
     return {
         "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "env": vars(config), **region_described(edit), "seed": options.seed,
+        "env": vars(config), **goal_described(edit), "seed": options.seed,
         "precision": precision,
         "log_probs_of": "the policy with action noise" if noise else "the policy",
         "action_noise": vars(noise) if noise else None,

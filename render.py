@@ -10,6 +10,7 @@ import numpy as np
 
 from agents.agent_file import load_agent
 from agents.episodes import Episode, PlayOptions, play_episodes
+from agents.goal_places import GoalGameOptions, goal_described
 from agents.provenance import agent_sha256
 from agents.reference_set import played_reference
 from common.cli import count, folder_name, frames_per_second, seed
@@ -27,14 +28,13 @@ from common.video import (
 )
 from interventions.flags import PatchOptions, patched_precision
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import RegionGameOptions, region_described
 
 STRIP_MOMENTS = 6
 STRIP_HEIGHT = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RenderOptions(RegionGameOptions, PatchOptions, ComputeOptions):
+class RenderOptions(GoalGameOptions, PatchOptions, ComputeOptions):
     """Render episodes of an agent as videos: a 512-pixel view, and the agent's own frames."""
 
     ignored: ClassVar = ("param_name", "num_timesteps", "num_checkpoints", "num_threads")
@@ -90,7 +90,7 @@ def render(options: RenderOptions) -> Path:
     store = ResultStore(folder, RENDERING)
     store.open({
         "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "env": vars(config), **region_described(edit), "seed": options.seed, "tps": options.tps,
+        "env": vars(config), **goal_described(edit), "seed": options.seed, "tps": options.tps,
         "precision": compute.precision, **patches.metadata, "versions": versions()},
         options.overwrite)
     with patches.scope(policy):

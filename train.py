@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agents.agent_file import agent_files, load_agent
 from agents.config import GameOptions, load_agent_config
+from agents.goal_places import coin_option, goal_edit, region_option
 from agents.run_folder import TrainSettings
 from agents.training import RESUME_NAME, TrainingRun
 from common.cli import count, folder_name, seed, threads, time_steps
@@ -19,7 +20,6 @@ from common.distributed import Distributed, run_in_group
 from common.errors import UserError
 from common.files import sha256
 from common.options import ComputeOptions, command, option
-from maze.level.regions import cheese_region, region_option
 
 # Flags that may differ when a run is resumed; all other flags are fixed by the run.
 RESUMABLE = {"num_timesteps", "num_checkpoints", "val_interval", "num_threads", "precision",
@@ -35,6 +35,7 @@ class TrainOptions(GameOptions, ComputeOptions):
     distribution_mode: str = option("easy", "easy, hard, extreme, memory or exploration")
     cheese_region: int = region_option("training levels")
     val_cheese_region: int = region_option("validation levels")
+    coin: str = coin_option()
     param_name: str = option("easy-200", "parameter set in hyperparams/procgen/config.yml")
     num_timesteps: int = option(25_000_000, "number of environment steps to train for",
                                 type=time_steps)
@@ -81,8 +82,8 @@ def train_in(world: Distributed, options: TrainOptions) -> tuple[TrainingRun, in
     keep_freed_memory()
     world.connect_gpus(compute.device)
     run = TrainingRun(folder, settings, compute,
-                      cheese_region(settings.env, settings.cheese_region),
-                      cheese_region(settings.env, settings.val_cheese_region), world)
+                      goal_edit(settings.env, settings.cheese_region, settings.coin),
+                      goal_edit(settings.env, settings.val_cheese_region, settings.coin), world)
     if world.is_main:
         print(f"training on {compute.device} in {compute.precision}{world.description}; writing to "
               f"{run.folder}", flush=True)
@@ -106,7 +107,7 @@ def new_settings(options: TrainOptions, compute: Compute, world: Distributed) ->
         options.num_checkpoints, options.val_interval, str(options.agent_file or ""),
         compute.precision, options.num_threads, str(options.teacher_file or ""),
         checksum(options.teacher_file), options.keep_optimizer, options.cheese_region,
-        options.val_cheese_region)
+        options.val_cheese_region, options.coin)
 
 
 def checksum(teacher_file: Path | None) -> str:

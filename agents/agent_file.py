@@ -56,7 +56,8 @@ class AgentOrigin:
         edited_from: digest of the agent before its first edit.
         env_name, distribution_mode: game and mode of the training levels.
         cheese_region: size of the region in which the cheese was placed in the training levels, see
-            ``maze.level.regions``; 0 for anywhere.
+            ``agents.goal_places``; 0 for anywhere.
+        coin: place of the coin in the training levels, see ``envs.coin.place_of``.
     """
 
     reward_scale: float | None = None
@@ -67,6 +68,7 @@ class AgentOrigin:
     env_name: str | None = None
     distribution_mode: str | None = None
     cheese_region: int | None = None
+    coin: str | None = None
 
 
 def agent_file_name(timesteps: int) -> str:

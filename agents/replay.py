@@ -6,7 +6,7 @@ Every replayed frame is compared with the recorded one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
@@ -15,10 +15,12 @@ from common.config import typed
 from common.errors import UserError
 from common.files import versions
 from envs.cheese_region import CheeseRegion
+from envs.coin import CoinPlace
 from envs.level_state import LevelState
-from envs.procgen_env import EnvConfig, LevelSlots
+from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
 
-_EDITED = "cheese_region"  # key in recording.json if levels were edited
+# Edits of levels by their key in recording.json.
+_EDITS: dict[str, Callable[..., LevelEdit]] = {"cheese_region": CheeseRegion, "coin": CoinPlace}
 
 
 def recorded_game(folder: RolloutFolder) -> EnvConfig:
@@ -27,10 +29,11 @@ def recorded_game(folder: RolloutFolder) -> EnvConfig:
     Raises:
         UserError: if the recording does not name its game, or its levels were edited.
     """
-    if folder.description().get(_EDITED):
-        raise UserError(f"the levels of {folder.path} were edited before they were played "
-                        f"({folder.description_file.name}: {_EDITED}), so they cannot be replayed "
-                        "from their seeds")
+    for name in _EDITS:
+        if folder.description().get(name):
+            raise UserError(f"the levels of {folder.path} were edited before they were played "
+                            f"({folder.description_file.name}: {name}), so they cannot be "
+                            "replayed from their seeds")
     return _game_of(folder)
 
 
@@ -40,8 +43,9 @@ def recorded_levels(folder: RolloutFolder) -> tuple[EnvConfig, LevelSlots]:
     Raises:
         UserError: if the recording does not name its game.
     """
-    game, region = _game_of(folder), folder.description().get(_EDITED)
-    return game, LevelSlots(game, 1, edit=CheeseRegion(int(region)) if region else None)
+    game, described = _game_of(folder), folder.description()
+    edits = [edit(described[name]) for name, edit in _EDITS.items() if described.get(name)]
+    return game, LevelSlots(game, 1, edit=edits[0] if edits else None)
 
 
 def _game_of(folder: RolloutFolder) -> EnvConfig:

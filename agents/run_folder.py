@@ -14,6 +14,7 @@ from common.errors import UserError
 from common.files import atomic_path, versions
 from common.metrics_log import read_metrics
 from common.tables import markdown_escaped
+from envs.coin import END, coin_words
 from envs.procgen_env import EnvConfig
 from envs.rewards import EpisodeStatistics
 
@@ -49,6 +50,7 @@ class TrainSettings:
         precision: float32 or bfloat16.
         cheese_region, val_cheese_region: size of the region in which the cheese is placed in
             training and in validation, 0 for anywhere; maze only.
+        coin: place of the coin in training and in validation; CoinRun only.
 
     Raises:
         UserError: if ``keep_optimizer`` is true without a ``model_file``.
@@ -70,6 +72,7 @@ class TrainSettings:
     keep_optimizer: bool = False
     cheese_region: int = 0
     val_cheese_region: int = 0
+    coin: str = END
 
     def __post_init__(self):
         if self.keep_optimizer and not self.model_file:
@@ -131,6 +134,8 @@ def save_model_card(folder: Path, settings: TrainSettings, timesteps: int,
             f"in the last {size} rows and columns of the maze" if size else "anywhere"
             for size in (settings.cheese_region, settings.val_cheese_region))
         cheese = f" In training the cheese lay {training}, in validation {validation}."
+    if settings.coin != END:
+        cheese = f" Levels have {coin_words(settings.coin)}."
     origin = "from random weights"
     if settings.model_file:
         origin = f"from the weights of `{Path(settings.model_file).name}`"
@@ -174,6 +179,8 @@ def _command(settings: TrainSettings) -> str:
     for name in ("cheese_region", "val_cheese_region"):
         if getattr(settings, name):
             flags[name] = getattr(settings, name)
+    if settings.coin != END:
+        flags["coin"] = settings.coin
     for name in ("model_file", "teacher_file"):
         if getattr(settings, name):
             flags[name] = Path(getattr(settings, name)).name

@@ -41,6 +41,7 @@ from common.metrics_log import MetricsLog
 from common.progress import Progress
 from common.saved_state import check_generator, check_like, check_optimizer
 from common.signals import deferred_signals
+from envs.coin import END
 from envs.procgen_env import LevelEdit
 from envs.rewards import EpisodeStatistics
 
@@ -59,8 +60,9 @@ class TrainingRun:
             the new run's folder. The attribute ``folder`` is the folder in use.
         settings: settings of the run. In a resumed run, a larger ``num_timesteps`` stretches the
             remaining learning-rate schedule.
-        edit, val_edit: edits of new levels in training and in validation, which place the cheese;
-            each is given if, and only if, ``cheese_region`` or ``val_cheese_region`` is not 0.
+        edit, val_edit: edits of new levels in training and in validation, which place the goal;
+            each is given if, and only if, the settings have a region of the cheese or a place of
+            the coin.
         world: the group of training processes. Each creates a ``TrainingRun`` for the same folder,
             and rank 0 writes the files.
 
@@ -68,7 +70,7 @@ class TrainingRun:
         FolderInUse: if another process uses the folder of the run to resume.
         UserError: if a file to start from cannot be used, or the processes cannot share the
             environments evenly.
-        ValueError: if a level edit is missing, or given without a cheese region.
+        ValueError: if a level edit is missing, or given without a place of the goal.
     """
 
     def __init__(self, folder: Path, settings: TrainSettings, compute: Compute,
@@ -76,9 +78,9 @@ class TrainingRun:
                  world: Distributed = SINGLE):
         for size, level_edit in ((settings.cheese_region, edit),
                                  (settings.val_cheese_region, val_edit)):
-            if bool(size) != (level_edit is not None):
+            if (bool(size) or settings.coin != END) != (level_edit is not None):
                 raise ValueError("a level edit must be given if, and only if, the settings have "
-                                 "a cheese region")
+                                 "a cheese region or a place of the coin")
         agent = settings.agent
         if agent.n_envs % world.world_size:
             raise UserError(f"{world.world_size} processes cannot share the {agent.n_envs} "
@@ -326,7 +328,7 @@ class TrainingRun:
                 self.collector.normalizer.scale if agent.normalize_rew else 1.0,
                 env.use_backgrounds, agent.gamma, agent.lmbda, env_name=env.env_name,
                 distribution_mode=env.distribution_mode,
-                cheese_region=self.settings.cheese_region))
+                cheese_region=self.settings.cheese_region, coin=self.settings.coin))
             save_model_card(self.folder, self.settings, self.timesteps, self.wall_time)
         return path
 

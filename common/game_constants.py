@@ -6,6 +6,7 @@ WORLD_SIZE = VIEWS_PER_WORLD * FRAME_SIZE  # pixels along a side of a world
 PERSON_VIEW_SIZE = 512  # pixels along a side of the larger view
 NUM_ACTIONS = 15
 WALL, FREE, CHEESE = 51, 100, 2  # cell types of mazes in Procgen's state
+WORLD_DIMS = {"easy": 15, "hard": 25, "memory": 31}  # squares per side of a maze's world, by mode
 
 # Games whose camera follows the player, with the size of a level's square in pixels of the agent's
 # frame. The player's recorded position times this size is the shift that aligns frames of a level;

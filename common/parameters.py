@@ -209,6 +209,11 @@ class ParameterSet:
         """Folders of the analyses."""
         return AnalysisFolders(Path(self.get(_SaveDir).save_dir))
 
+    @property
+    def nested(self) -> dict[str, Any]:
+        """All values, as nested mappings."""
+        return self._values
+
     def flattened(self, *prefixes: str) -> dict[str, object]:
         """Return the values whose dotted names start with one of the prefixes, by dotted name."""
         return {name: value for name, value in flattened(self._values).items()

@@ -392,7 +392,12 @@ class StateView:
 
 
 def first_frames(config: EnvConfig, levels: Iterable[int]) -> Iterator[np.ndarray]:
-    """Yield the first frame of each level, uint8 (H, W, C).
+    """Yield the first frame of each level, uint8 (H, W, C), see ``first_states``."""
+    return (frame for _, frame in first_states(config, levels))
+
+
+def first_states(config: EnvConfig, levels: Iterable[int]) -> Iterator[tuple[bytes, np.ndarray]]:
+    """Yield the first state and the first frame of each level, uint8 (H, W, C).
 
     One environment is reset to all of them, at about 2 ms each.
 
@@ -410,7 +415,8 @@ def first_frames(config: EnvConfig, levels: Iterable[int]) -> Iterator[np.ndarra
             env.set_state([dataclasses.replace(state, levels=seeds).to_bytes()])
             env.observe()
             env.act(np.array([_RESET], dtype=np.int32))
-            yield env.observe()[1]["rgb"][0].copy()
+            frame = env.observe()[1]["rgb"][0].copy()
+            yield env.state_of(0), frame
     finally:
         env.close()
 

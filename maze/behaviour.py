@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from agents.goal_places import cheese_region, region_option
 from agents.networks import Policy
 from common.errors import UserError
 from common.options import command, option, redefine
@@ -26,7 +27,6 @@ from common.tables import markdown_escaped, markdown_table
 from envs.procgen_env import EnvConfig
 from maze.level.grid import FEATURES, FORK, KINDS, describe, kind_of
 from maze.level.options import AgentOptions, ExactOptions, MazeOptions, RegionOptions
-from maze.level.regions import cheese_region, region_option
 from maze.level.state import GAME, MazeState, check_seeds, game_of
 from maze.studies.behaviour import (
     BEHAVIOUR_FILES,

@@ -24,16 +24,16 @@ import pandas as pd
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
 from common.options import parser_of
-from pipeline.presets import HYPERPARAMS, PRESETS_FILE, SECTION, load_preset
-from pipeline.stage import TRAIN_AGENT, TRAIN_SIMULATOR, Stage
-from pipeline.stages import all_stages
+from pipeline.presets import PRESETS_FILE, SECTION, load_preset
+from pipeline.records import DONE, FAILED, QUEUED, RUNNING
+from pipeline.stage import HYPERPARAMS, TRAIN_AGENT, TRAIN_SIMULATOR, Stage
+from pipeline.stage_files import all_stages
 
 CLUSTER_FILE = HYPERPARAMS / "cluster.yml"
 TRAINING = (TRAIN_AGENT, TRAIN_SIMULATOR)
 _LEAST = {"memory_gb": 1, "cores": 1, "gpus": 0, "processes": 1, "shards": 1}
 
 TIME_IS_UP = signal.SIGUSR1
-PENDING, RUNNING, ENDED = "queued", "running", "ended"
 TASK = "@task@"  # shell-safe placeholder in a command for the index of the array task
 SECONDS_TO_ANSWER = 120
 _OPTIONAL = ("gpus", "tasks", "dependencies")  # options are omitted if one of these is empty
@@ -195,7 +195,7 @@ class Entry:
     Attributes:
         job: ID of the job or of its array.
         task: index in the array; 0 for a single job.
-        state: PENDING, RUNNING or ENDED.
+        state: QUEUED, RUNNING, DONE, or FAILED for all other jobs that have ended.
         word: the scheduler's name of the state, in lower case.
         why: the scheduler's reason why the job is pending, or "".
         never: whether its dependencies can never be satisfied.
@@ -231,7 +231,8 @@ class Scheduler:
         queue: command that lists the user's jobs, including ended ones. It prints a line per job:
             job, task, state, time, host and reason, separated by |.
         waiting: names of the states of pending jobs.
-        running: names of the states of running jobs; jobs in any other state have ended.
+        running: names of the states of running jobs.
+        succeeded: names of the states of jobs that have succeeded; all other jobs have failed.
         cancel: program that cancels jobs.
         requeue: command that requeues job ``{}``; empty if ``requeue_status`` is enough.
         requeue_status: exit status of a job that is requeued.
@@ -250,6 +251,7 @@ class Scheduler:
     queue: tuple[str, ...]
     waiting: tuple[str, ...]
     running: tuple[str, ...]
+    succeeded: tuple[str, ...]
     cancel: str
     requeue: tuple[str, ...]
     requeue_status: int
@@ -288,11 +290,11 @@ class Scheduler:
             job, task, word, time, host, why = (
                 "" if cell.strip() in ("-", "None") else cell.strip()
                 for cell in line.split("|", 5))
-            state = (PENDING if word in self.waiting else RUNNING if word in self.running
-                     else ENDED)
+            state = (QUEUED if word in self.waiting else RUNNING if word in self.running else
+                     DONE if word in self.succeeded else FAILED)
             entries.append(Entry(
                 job, int(task) if task.isdecimal() else 0, state, word.lower(),
-                why if state == PENDING else "",
+                why if state == QUEUED else "",
                 re.search("never ?satisfied", why, re.IGNORECASE) is not None, time,
                 host if state == RUNNING else ""))
         return entries
@@ -365,7 +367,7 @@ def _in_one_line(answer: subprocess.CompletedProcess[str]) -> str:
 
 
 SCHEDULERS = {
-    # Tested with Slurm 22.05; accounting is not needed. COMPLETING jobs count as ended.
+    # Tested with Slurm 22.05; accounting is not needed. COMPLETING jobs have succeeded.
     "slurm": Scheduler(
         "Slurm", "sbatch",
         (("--parsable", "--job-name={name}", "--output={log}", "--open-mode=append",
@@ -383,6 +385,7 @@ SCHEDULERS = {
                  "SPECIAL_EXIT"),
         running=("RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT",
                  "STOPPED"),
+        succeeded=("COMPLETED", "COMPLETING"),
         cancel="scancel", requeue=("scontrol", "requeue", "{}"),
         requeue_status=128 + signal.SIGTERM,
         job_variables=("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"),
@@ -400,6 +403,6 @@ SCHEDULERS = {
         queue=("bjobs", "-a", "-noheader", "-o",
                "jobid jobindex stat run_time first_host pend_reason delimiter='|'"),
         waiting=("PEND", "PROV", "PSUSP", "WAIT", "FWD_PEND"),
-        running=("RUN", "USUSP", "SSUSP", "UNKWN"),
+        running=("RUN", "USUSP", "SSUSP", "UNKWN"), succeeded=("DONE",),
         cancel="bkill", requeue=(), requeue_status=75,
         job_variables=("LSB_JOBID",), task_variable="LSB_JOBINDEX")}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.files import versions
-from pipeline.presets import ROOT
+from pipeline.stage import ROOT
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _IMPORTED_AS = {"scikit-learn": "sklearn", "procgen-mirror": "procgen"}

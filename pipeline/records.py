@@ -31,12 +31,25 @@ from common.errors import UserError
 from common.files import atomic_path, is_sha256, read_description, save_json
 from common.locks import UNSUPPORTED, open_lock
 
-RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
+# States of a stage, of a part of it and of a job, in local runs and on clusters.
+NOT_RUN = "not run"
+QUEUED = "queued"  # waits in the queue of a scheduler
+RUNNING = "running"  # in files, also after the process was killed
+INTERRUPTED = "interrupted"  # ended without a record, for example because it was killed
+STOPPED = "stopped"  # by a signal, after its work had been saved
+FAILED = "failed"
+LOST = "lost"  # the scheduler does not list its job, which has not ended
+DONE = "done"
 SECONDS_TO_WAIT = 60  # longest wait for processes that a killed pipeline has left running
 MAX_NUMBER = 1e15  # of seconds or bytes in a record
 SECONDS_TO_BEGIN = 1800  # longest wait for the checksums computed by the first job of an array
 
 logger = logging.getLogger(__name__)
+
+
+def state_of_exit(status: int) -> str:
+    """Return the state of a stage whose script has ended with an exit status."""
+    return DONE if status == 0 else STOPPED if status > 128 else FAILED
 
 
 @dataclasses.dataclass(frozen=True)

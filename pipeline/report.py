@@ -34,14 +34,15 @@ from generative.card_tables import SUMMARY_STEPS, card_rows
 from generative.loss_over_time import LOSS_OVER_TIME
 from generative.saliency.files import SaliencyFolder
 from interventions.comparison import comparison_store
-from pipeline.presets import ROOT
-from pipeline.records import DONE, Digests, Experiment, Record
+from pipeline.records import DONE, NOT_RUN, Digests, Experiment, Record, state_of_exit
 from pipeline.runner import CONTINUE, RUN, SKIPPED, UP_TO_DATE, Decision, Pipeline
-from pipeline.sections import STRIP_SAMPLES, TRAINING_CURVE, Files, Page
-from pipeline.stage import FOLDERS, Stage
+from pipeline.stage import FOLDERS, ROOT, Stage
+from pipeline.stage_files import Files, Page
 from stats.effects import claims_summary
 
 REPORT = Path("report")
+TRAINING_CURVE = REPORT / "training_curve.png"  # of the analysed agent
+STRIP_SAMPLES = 3
 PAGE_NAME = "index.html"
 TEMPLATES = Path(__file__).parent / "templates"
 STRIP_FUNCTIONS, STRIP_HEIGHT = 3, 96
@@ -93,7 +94,7 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
 
     sections = []
     for section in page.sections:
-        stage, table = _TABLES.get(section.anchor, ("", None))
+        stage, table = _TABLES.get(section.section, ("", None))
         answer = section.answer.format_map(collections.defaultdict(str, results))
         sections.append((section, {
             "answer": answer[:1].upper() + answer[1:], "figure": part(section.figure),
@@ -154,7 +155,7 @@ def _part(output: Path, files: Files, done: Collection[str], names: Collection[s
         missing = (f"Not available yet: the stage {files.stage} is not finished. Run it with "
                    f"--only {files.stage}.")
     else:
-        for pattern in files.patterns:
+        for pattern in files.files:
             paths = sorted(path for path in output.glob(pattern) if path.is_file())
             media += [_medium(output, path) for path in
                       (paths[-files.limit:] if files.newest else paths[:files.limit])]
@@ -182,7 +183,7 @@ def _documents(output: Path, page: Page, done: Collection[str]) -> list[Path]:
     shown = [path for section in page.sections
              for files in (section.figure, *section.tools, *section.more)
              if files.stage in done
-             for pattern in files.patterns for path in output.glob(pattern) if path.is_file()]
+             for pattern in files.files for path in output.glob(pattern) if path.is_file()]
     return sorted({document for path in shown if path.suffix == ".md"
                    for document in path.parent.glob("*.md") if document.is_file()})
 
@@ -288,7 +289,7 @@ def _row(output: Path, name: str, record: Record | None) -> dict[str, Any]:
     """Return a row of the table of stages."""
     if record is None:
         unknown = dict.fromkeys(("seconds", "size", "result", "why", "date", "log"), "")
-        return {**unknown, "name": name, "status": "not run"}
+        return {**unknown, "name": name, "status": NOT_RUN}
     seconds, size, result = figures(record)
     log = output / record.log
     return {"name": name, "status": record.status, "seconds": seconds, "size": size,
@@ -386,7 +387,7 @@ def print_table(experiment: Experiment, outcomes: Sequence[tuple[Stage, Decision
     verbs = {UP_TO_DATE: "up to date", CONTINUE: "continued", RUN: "ran", SKIPPED: "skipped"}
     rows = [("stage", "", "time", "size", "because", "result")]
     for stage, decision, status in outcomes:
-        verb = "stopped" if status > 128 else "failed" if status else verbs[decision.action]
+        verb = state_of_exit(status) if status else verbs[decision.action]
         record = experiment.record(stage.name)
         time, size, result = figures(record) if record else ("", "", "")
         rows.append((stage.name, verb, time, size, decision.why, result))

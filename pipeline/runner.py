@@ -22,7 +22,6 @@ from pipeline.outputs import is_named
 from pipeline.process import run_script
 from pipeline.records import (
     DONE,
-    FAILED,
     RUNNING,
     STOPPED,
     CacheKey,
@@ -32,6 +31,7 @@ from pipeline.records import (
     Record,
     find,
     matches,
+    state_of_exit,
 )
 from pipeline.stage import MADE_BY, PathResolver, Stage
 
@@ -172,7 +172,7 @@ class Pipeline:
                 status = self._run_whole(stage, part, torchrun)
         finally:
             self.experiment.save_attempt(part, dataclasses.replace(
-                attempt, status=_meaning(status), exit_status=status))
+                attempt, status=state_of_exit(status), exit_status=status))
         return status
 
     def _run_whole(self, stage: Stage, part: Part, torchrun: Sequence[str] | None) -> int:
@@ -338,7 +338,7 @@ class Pipeline:
                 record, seconds=sum(attempt.seconds for attempt in attempts if attempt))
         verb = "continues" if decision.action == CONTINUE else "runs"
         status, seconds = self._run_script(stage, verb, record, argv, torchrun)
-        record = dataclasses.replace(record, exit_status=status, status=_meaning(status),
+        record = dataclasses.replace(record, exit_status=status, status=state_of_exit(status),
                                      seconds=round(record.seconds + seconds, 1))
         if status == 0:
             record = self._with_outputs(stage, record)
@@ -402,7 +402,7 @@ class Pipeline:
                                       self._hyperparams, preload, torchrun)
         self.received += received
         if status:
-            result = ("was stopped" if _meaning(status) == STOPPED else
+            result = ("was stopped" if state_of_exit(status) == STOPPED else
                       f"failed (exit status {status})")
             print(f"{name} {result}; its log is {log}", file=sys.stderr)
         return status, time.monotonic() - begin
@@ -464,11 +464,6 @@ class Pipeline:
 
 def _now() -> str:
     return datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _meaning(status: int) -> str:
-    """Convert the exit status of a script to the status of a record."""
-    return DONE if status == 0 else STOPPED if status > 128 else FAILED
 
 
 def _unmatched(folder: Path, patterns: Sequence[str]) -> str | None:

@@ -13,38 +13,29 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from agents.acting import load_action_noise
 from agents.agent_file import agent_files
 from agents.config import load_agent_config
 from agents.run_folder import newest_run
+from agents.training import RESUME_NAME
 from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
-from common.config import SETTINGS_NAME, check_entries
+from common.config import SETTINGS_NAME
 from common.errors import UserError
-from common.files import read_array, read_description
 from common.parameters import AnalysisFolders, ParameterSet, flattened
-from common.tables import format_count, read_table
 from envs.objects import objects_of
 from generative.runs import EPISODES_NAME, checkpoints, newest_simulator_run
 from interventions.config import SwapConfig
 from maze.field.page_export import MazePageFolder
-from pipeline.presets import (
-    AGENT,
-    SIMULATOR,
-    AnyPreset,
-    AttributionPreset,
-    MemoryPreset,
-    Preset,
-)
 from pipeline.records import find
 
+ROOT = Path(__file__).parent.parent
+HYPERPARAMS = ROOT / "hyperparams"
 FOLDERS = AnalysisFolders(Path("analysis"))  # relative to the output folder
-OUTPUT, PAGE = "{output}", "{page}"
-MAZE_PAGE, ATTRIBUTION_PAGE = "{maze page}", "{attribution page}"
+AGENT, SIMULATOR = "{agent}", "{simulator}"
 # Folders of the built pages by placeholder.
-PAGES = {PAGE: PanelFolder, MAZE_PAGE: MazePageFolder, ATTRIBUTION_PAGE: AttributionPageFolder}
+PAGES = {"{page}": PanelFolder, "{maze page}": MazePageFolder,
+         "{attribution page}": AttributionPageFolder}
 TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
 MADE_BY = {AGENT: TRAIN_AGENT, SIMULATOR: TRAIN_SIMULATOR}
 
@@ -63,6 +54,25 @@ def from_start(_argv: list[str], _folder: Path) -> list[str] | None:
     return None
 
 
+def resumed_agent(_argv: list[str], folder: Path) -> list[str] | None:
+    """Return the flags that resume the agent's training; None if nothing was saved."""
+    saved = sorted(agent_experiment(folder).glob(f"*/{RESUME_NAME}"))
+    return ["--resume", str(saved[-1].parent)] if saved else None
+
+
+def resumed_simulator(argv: list[str], folder: Path) -> list[str] | None:
+    """Return the flags that resume the simulator's training; None if there is no checkpoint."""
+    run = newest_simulator_run(simulator_experiment(folder))
+    if run is None or not checkpoints(run):
+        return None
+    return [*argv[:2], "--resume", str(run)]  # the first two words give the agent file
+
+
+# Continuations by the value of `resume` in files of stages.
+CONTINUATIONS: dict[str | bool, Continuation] = {
+    True: same_command, False: from_start, "agent": resumed_agent, "simulator": resumed_simulator}
+
+
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """One run of one script.
@@ -75,8 +85,7 @@ class Stage:
             file matches each. A pattern that begins with "!" excludes files.
         result: function that summarises the result, given the output folder.
         needs: glob patterns of input files written by earlier stages, by stage.
-        files: placeholders of other input files: AGENT, SIMULATOR, a maze agent, or a page in
-            PAGES.
+        files: placeholders of other input files: an agent, SIMULATOR, or a page in PAGES.
         parameters: parameters that the script depends on in addition to its flags, by dotted name.
         clears: glob patterns of paths to delete before a run from scratch; ``outputs`` if empty.
         continued: function that returns the flags to resume the stage after an interruption.
@@ -101,12 +110,12 @@ class PathResolver:
 
     Args:
         output: output folder.
-        preset: preset of the experiment, which names the files that no stage creates, such as a
-            shipped agent.
+        given_files: paths of files that no stage creates, such as a shipped agent, by placeholder;
+            None for files that a stage creates.
     """
 
-    def __init__(self, output: Path, preset: AnyPreset):
-        self._output, self._given = output, preset.given_files
+    def __init__(self, output: Path, given_files: Mapping[str, Path | None]):
+        self._output, self._given = output, given_files
 
     def sources(self, files: Sequence[str]) -> list[str]:
         """Return the names of the stages that create the given files.
@@ -119,7 +128,7 @@ class PathResolver:
     def fill_in(self, argv: Sequence[str]) -> list[str]:
         """Replace the placeholders in flags, except placeholders of files that do not exist yet."""
         words = (str(self._path(word) or word) if word in self._given else word for word in argv)
-        return [word.replace(OUTPUT, str(self._output)) for word in words]
+        return [word.replace("{output}", str(self._output)) for word in words]
 
     def files(self, names: Sequence[str]) -> list[tuple[str, Path]]:
         """Return the files behind placeholders, all files of a page, and the settings and lists of
@@ -173,16 +182,19 @@ def object_parameters(game: str) -> dict[str, object]:
         {kind.name: dataclasses.asdict(kind) for kind in kinds}, f"{section}.")}
 
 
-def recording_parameters(preset: Preset | AttributionPreset | MemoryPreset) -> dict[str, object]:
+def recording_parameters(game: str, param_name: str, values: ParameterSet) -> dict[str, object]:
     """Return the parameters that record.py reads from YAML files, by dotted name.
 
     They are the action noise of the game, the kinds of object in it, the swap of directions in the
     agent's hidden state, and the number of episodes played in parallel.
+
+    Args:
+        game: name of the game.
+        param_name: parameter set in ``procgen/config.yml``.
+        values: parameter set of the analyses.
     """
-    return {**flattened(vars(load_action_noise(preset.env_name)), "action_noise."),
-            **object_parameters(preset.env_name),
-            **ParameterSet(preset.parameters).named(SwapConfig),
-            "agent.n_envs": load_agent_config(preset.recording_param_name).n_envs}
+    return {**flattened(vars(load_action_noise(game)), "action_noise."), **object_parameters(game),
+            **values.named(SwapConfig), "agent.n_envs": load_agent_config(param_name).n_envs}
 
 
 def agent_experiment(output: Path) -> Path:
@@ -193,49 +205,3 @@ def agent_experiment(output: Path) -> Path:
 def simulator_experiment(output: Path) -> Path:
     """Return the folder with the training runs of the simulator, given the output folder."""
     return next(iter(sorted(output.glob("simulator/results/*"))), output / "simulator")
-
-
-def number_of(pattern: str, unit: str) -> Callable[[Path], str]:
-    """Return a ``Stage.result`` that counts the files matching a pattern.
-
-    Args:
-        pattern: glob pattern relative to the output folder.
-        unit: noun for the files, in the plural.
-    """
-    return lambda output: format_count(len(list(output.glob(pattern))), unit)
-
-
-def success_rate(path: str) -> Callable[[Path], str]:
-    """Return a ``Stage.result`` that reports the success rate of an evaluated agent.
-
-    Args:
-        path: output file of evaluate.py, relative to the output folder.
-    """
-    kinds = {"success_rate": float}
-    return lambda output: "{:.1f} % of levels solved".format(100 * check_entries(
-        read_description(output / path), kinds, path, kinds)["success_rate"])
-
-
-def hidden_state_variance(output: Path) -> str:
-    """Count the principal components that hold 95 % of the hidden state's variance; used as
-    ``Stage.result``."""
-    (file,) = (output / FOLDERS.hidden_states).glob("pc_loading_variances_*.npy")
-    variances = read_array(file)
-    enough = int((np.cumsum(variances) / variances.sum() < 0.95).sum()) + 1
-    return f"{enough} components hold 95 % of the variance"
-
-
-def behaviour_agreement(method: str) -> Callable[[Path], str]:
-    """Return a ``Stage.result`` that reports the mean agreement of behaviours between draws of the
-    samples.
-
-    Args:
-        method: clustering method.
-    """
-    def summarise(output: Path) -> str:
-        (file,) = (output / FOLDERS.behaviour_stability).glob("behaviour_agreement_*.csv")
-        table = read_table(file, {"data": str, "method": str, "adjusted_rand": float})
-        means = table[table["method"] == method].groupby("data")["adjusted_rand"].mean()
-        return (f"adjusted Rand index {means['samples']:.2f} between draws of the samples "
-                f"({means['control']:.2f} without behaviours)")
-    return summarise

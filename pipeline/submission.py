@@ -19,8 +19,6 @@ from common.config import typed
 from common.errors import UserError
 from common.files import read_description, save_json
 from pipeline.cluster import (
-    ENDED,
-    RUNNING,
     SCHEDULERS,
     TASK,
     ClusterConfig,
@@ -28,8 +26,20 @@ from pipeline.cluster import (
     Job,
     Resources,
 )
-from pipeline.records import DONE, FAILED, STOPPED, Experiment, JobAttempt, Part, Record
-from pipeline.records import RUNNING as INTERRUPTED
+from pipeline.records import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    LOST,
+    NOT_RUN,
+    QUEUED,
+    RUNNING,
+    STOPPED,
+    Experiment,
+    JobAttempt,
+    Part,
+    Record,
+)
 from pipeline.report import duration, print_columns
 from pipeline.runner import CONTINUE, SKIPPED, UP_TO_DATE, Decision, Pipeline
 from pipeline.stage import Stage
@@ -134,7 +144,7 @@ def plan_submission(stages: Iterable[StagePlan], entries: Sequence[Entry]) -> li
         stages: state of every stage, in order.
         entries: jobs in the scheduler's list.
     """
-    alive = {entry.job for entry in entries if entry.state != ENDED}
+    alive = {entry.job for entry in entries if entry.state in (QUEUED, RUNNING)}
     running = {entry.job for entry in entries if entry.state == RUNNING}
     hopeless = {entry.job for entry in entries if entry.never} & alive
     plans: dict[str, StagePlan] = {}
@@ -331,11 +341,9 @@ def status_of(record: Record | None, submitted: Submitted | None,
               waits: bool) -> tuple[str, str, str]:
     """Return the state of a stage, its run time and its progress.
 
-    The states are "done"; "runs"; "waits"; "stopped" (by a signal, after saving); "failed"; "was
-    interrupted" (a local run ended without a record); "ended" (the jobs have ended without a
-    record); "not run" (dropped because a stage whose output it reads did not succeed); "lost" (a
-    job that has not ended is missing in the scheduler's list); "not submitted"; or the scheduler's
-    name for the final state of the last job that did not succeed.
+    ``pipeline.records`` lists the states. If a job has failed without a record, the progress is the
+    scheduler's name for its state. NOT_RUN includes jobs that the scheduler has dropped because
+    another stage did not succeed.
 
     Args:
         record: record of the stage; None if there is none.
@@ -345,9 +353,9 @@ def status_of(record: Record | None, submitted: Submitted | None,
         line: last line of the stage's log.
         waits: whether the stage reads the output of an unfinished stage.
     """
-    alive = [entry for entry in entries if entry.state != ENDED]
+    alive = [entry for entry in entries if entry.state in (QUEUED, RUNNING)]
     if record is not None and record.status == DONE and not alive:
-        return "done", duration(record.seconds), record.result
+        return DONE, duration(record.seconds), record.result
     is_divided = submitted is not None and submitted.shards > 0
     progress = line
     if submitted is not None and is_divided:
@@ -357,24 +365,25 @@ def status_of(record: Record | None, submitted: Submitted | None,
     running = [entry for entry in alive if entry.state == RUNNING]
     if running:
         hosts = [] if is_divided else [running[0].host]
-        return "runs", running[0].time, "; ".join(filter(None, [*hosts, progress]))
+        return RUNNING, running[0].time, "; ".join(filter(None, [*hosts, progress]))
     if alive:
         reasons = sorted({entry.why for entry in alive})
-        return "waits", "", "; ".join(filter(None, [progress if is_divided else "", *reasons]))
+        return QUEUED, "", "; ".join(filter(None, [progress if is_divided else "", *reasons]))
     if submitted is None:
         if record is None:
-            return "not submitted", "", line
-        state = "was interrupted" if record.status == INTERRUPTED else record.status
+            return NOT_RUN, "", line
+        state = INTERRUPTED if record.status == RUNNING else record.status
         return state, duration(record.seconds), line
     own = [attempt.status for attempt in attempts
            if attempt.job.partition("_")[0] in submitted.numbers]
-    bad = [entry.word for entry in entries if entry.word not in ("completed", "completing", "done")]
-    for states in ([status for status in (FAILED, STOPPED) if status in own], bad[-1:]):
-        if states:
-            return states[0], "", progress
+    for state in (FAILED, STOPPED):
+        if state in own:
+            return state, "", progress
+    if bad := [entry.word for entry in entries if entry.state == FAILED]:
+        return FAILED, "", "; ".join(filter(None, [bad[-1], progress]))
     if entries or (not own and waits):  # just ending, or dropped because a dependency failed
-        return "ended" if entries else "not run", "", progress if is_divided else ""
-    return "lost", "", progress
+        return INTERRUPTED if entries else NOT_RUN, "", progress if is_divided else ""
+    return LOST, "", progress
 
 
 def print_status(experiment: Experiment, stages: Sequence[Stage],
@@ -406,9 +415,9 @@ def print_status(experiment: Experiment, stages: Sequence[Stage],
             last_line(experiment.path / f"logs/{number:02d}_{stage.name}.log"),
             bool(unfinished.intersection(sources(stage))))
         rows.append((stage.name, state, ", ".join(numbers), time, progress))
-        if state != "done":
+        if state != DONE:
             unfinished.add(stage.name)
-        if submitted and state == "lost" and not lost:
+        if submitted and state == LOST and not lost:
             lost = (f"{SCHEDULERS[submitted.system].name} does not list job "
                     f"{', '.join(numbers)} of the stage {stage.name}, which has not ended; "
                     "--submit submits it again, and it is resumed")

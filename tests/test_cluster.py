@@ -20,19 +20,27 @@ from common.options import parser_of
 from pipeline import runner
 from pipeline.cluster import (
     CLUSTER_FILE,
-    ENDED,
-    PENDING,
-    RUNNING,
     SCHEDULERS,
     Entry,
     load_cluster,
     seconds_of,
 )
 from pipeline.presets import load_preset
-from pipeline.records import DONE, CacheKey, Digests, Experiment, JobAttempt, Part, Record
+from pipeline.records import (
+    DONE,
+    FAILED,
+    QUEUED,
+    RUNNING,
+    CacheKey,
+    Digests,
+    Experiment,
+    JobAttempt,
+    Part,
+    Record,
+)
 from pipeline.runner import CONTINUE, RUN, SKIPPED, UP_TO_DATE, Decision, Pipeline
 from pipeline.stage import PathResolver, Stage
-from pipeline.stages import all_stages
+from pipeline.stage_files import all_stages
 from pipeline.submission import (
     StagePlan,
     Submitted,
@@ -61,7 +69,7 @@ def job(*jobs, shards=0):
 
 
 def waiting(*numbers, never=False):
-    return [Entry(number, 0, PENDING, "pending", "Dependency", never) for number in numbers]
+    return [Entry(number, 0, QUEUED, "pending", "Dependency", never) for number in numbers]
 
 
 def running(number, task=0):
@@ -92,7 +100,7 @@ def test_what_waits_or_runs_is_not_submitted_again():
     steps = plan_submission(stages, [running("1"), *waiting("2")])
     assert [step.action for step in steps] == ["kept", "kept", "submit"]
     assert steps[2].after == ("record",)
-    ended = dataclasses.replace(running("1"), state=ENDED, word="failed")
+    ended = dataclasses.replace(running("1"), state=FAILED, word="failed")
     assert actions(stages, [ended])["train"] == actions(stages)["train"] == "submit"
     stages[0] = stage_of("train", RUN)  # a running job is kept all the same
     assert actions(stages[:2], [running("2")]) == {"train": "submit", "record": "kept"}
@@ -202,12 +210,12 @@ def test_slurm_answers_are_understood():
         "4|1|COMPLETED|0:05|node2|None\n4|2|RUNNING|0:03|node2|None\n"
         "5|N/A|PENDING|0:00||DependencyNeverSatisfied\n6|N/A|PENDING|0:00||Priority\n"
         "7|N/A|COMPLETING|0:01|node1|None\n8|N/A|PENDING|0:00||BeginTime\n")
-    assert found == [Entry("4", 1, ENDED, "completed", "", False, "0:05", ""),
+    assert found == [Entry("4", 1, DONE, "completed", "", False, "0:05", ""),
                      Entry("4", 2, RUNNING, "running", "", False, "0:03", "node2"),
-                     Entry("5", 0, PENDING, "pending", "DependencyNeverSatisfied", True, "0:00"),
-                     Entry("6", 0, PENDING, "pending", "Priority", False, "0:00"),
-                     Entry("7", 0, ENDED, "completing", "", False, "0:01", ""),
-                     Entry("8", 0, PENDING, "pending", "BeginTime", False, "0:00")]
+                     Entry("5", 0, QUEUED, "pending", "DependencyNeverSatisfied", True, "0:00"),
+                     Entry("6", 0, QUEUED, "pending", "Priority", False, "0:00"),
+                     Entry("7", 0, DONE, "completing", "", False, "0:01", ""),
+                     Entry("8", 0, QUEUED, "pending", "BeginTime", False, "0:00")]
 
 
 def test_lsf_answers_are_understood():
@@ -224,8 +232,8 @@ def test_lsf_answers_are_understood():
         "3459|1|DONE|9 second(s)|hostB|-\n3459|2|EXIT|9 second(s)|hostB|-\n"
         "3460|0|PSUSP|0 second(s)|-|-\n3461|0|SSUSP|5 second(s)|hostA|-\n")
     assert [(each.job, each.task, each.state, each.never) for each in found] == [
-        ("3456", 0, RUNNING, False), ("3457", 2, PENDING, False), ("3458", 0, PENDING, True),
-        ("3459", 1, ENDED, False), ("3459", 2, ENDED, False), ("3460", 0, PENDING, False),
+        ("3456", 0, RUNNING, False), ("3457", 2, QUEUED, False), ("3458", 0, QUEUED, True),
+        ("3459", 1, DONE, False), ("3459", 2, FAILED, False), ("3460", 0, QUEUED, False),
         ("3461", 0, RUNNING, False)]
     assert (found[0].time, found[0].host, found[3].word) == ("62 second(s)", "hostA", "done")
 
@@ -316,7 +324,7 @@ def test_a_refused_job_is_submitted_again_with_what_waits_for_it(tmp_path, capsy
     assert run_pipeline.main(arguments(tmp_path / "out", "--status")) == 2
     said = capsys.readouterr()
     assert "LSF does not list job 1 of the stage train_agent, which has not ended" in said.err
-    assert re.search(r"^plot_agent +waits +2 +waits;$", said.out, re.MULTILINE)
+    assert re.search(r"^plot_agent +queued +2 +waits;$", said.out, re.MULTILINE)
 
 
 def test_an_array_is_not_submitted_without_what_joins_its_shards(tmp_path, lsf):
@@ -344,16 +352,16 @@ def record(status, result=""):
     ({"record": record(DONE, "6 samples"), "submitted": job("4")}, ("done", "0:01:00",
                                                                     "6 samples")),
     ({"submitted": job("4"), "entries": [running("4")], "attempts": [attempt("running")],
-      "line": "update 3"}, ("runs", "1:02", "node1; update 3")),
-    ({"submitted": job("4"), "entries": waiting("4")}, ("waits", "", "Dependency")),
+      "line": "update 3"}, ("running", "1:02", "node1; update 3")),
+    ({"submitted": job("4"), "entries": waiting("4")}, ("queued", "", "Dependency")),
     ({"submitted": job("4", "5", shards=3), "entries": [running("4", 2), *waiting("5")],
       "attempts": [attempt("done", "4_1", 3), attempt("running", "4_2", 3)]},
-     ("runs", "1:02", "1 of 3 shards done")),
-    ({}, ("not submitted", "", "")),
+     ("running", "1:02", "1 of 3 shards done")),
+    ({}, ("not run", "", "")),
     ({"submitted": job("4"), "attempts": [attempt("failed")], "record": record("failed"),
       "line": "error: no"}, ("failed", "", "error: no")),
     ({"submitted": job("4"), "attempts": [attempt("running")],
-      "entries": [Entry("4", 0, ENDED, "node_fail")]}, ("node_fail", "", "")),
+      "entries": [Entry("4", 0, FAILED, "node_fail")]}, ("failed", "", "node_fail")),
     ({"submitted": job("4"), "attempts": [attempt("running")]}, ("lost", "", "")),
     ({"submitted": job("4"), "waits": True}, ("not run", "", ""))])
 def test_status_says_how_a_stage_stands(known, expected):
@@ -450,7 +458,7 @@ def jobs(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "run_script", run_script)
 
     def pipeline_of(part=None):
-        return Pipeline(experiment, [stage], PathResolver(experiment.path, load_preset("demo")),
+        return Pipeline(experiment, [stage], PathResolver(experiment.path, {}),
                         {"cut"}, {}, part=part)
 
     def run(shard, shards=2, number="4"):

@@ -359,15 +359,22 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     assert error < 30  # from 0 to 255
 
 
-def test_documents_name_files_that_exist():
+def heading_anchors(document):
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_documents_name_files_and_headings_that_exist():
     """This covers modules and YAML files in code font, and targets of links."""
-    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"),
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"),
                      *(ROOT / "pretrained").glob("*/README.md")):
         text = document.read_text()
-        named = [ROOT / name for name in re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|yml))`", text)]
-        links = [document.parent / link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]
-        for path in (*named, *links):
+        for name in re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|yml))`", text):
+            assert (ROOT / name).exists(), f"{document.name} names {name}"
+        for link, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", text):
+            path = document.parent / link if link else document
             assert path.exists(), f"{document.name} names {path}"
+            assert not anchor or anchor in heading_anchors(path), f"{document.name}: #{anchor}"
 
 
 def test_commands_of_different_documents_write_to_different_folders():

@@ -16,8 +16,8 @@ from maze import behaviour, series, steering, table
 from maze.studies import claims
 from maze.studies.claims import CLAIMS, StudiesFolder, findings_of
 from maze.studies.series import VECTOR_EFFECT
-from pipeline.maze_stages import maze_stages
 from pipeline.presets import load_preset
+from pipeline.stage_files import all_stages
 from stats.claims import Finding, findings_table
 from stats.significance import holm
 
@@ -162,7 +162,7 @@ def test_nothing_is_claimed_that_one_condition_speaks_against(change):
 
 def test_every_study_of_the_preset_fills_rows_of_the_table():
     preset = load_preset("maze")
-    stages = maze_stages(preset)
+    stages = all_stages(preset, "x")
     names = {stage.name for stage in stages}
     for agent in preset.agents:
         for study in claims.STUDIES:
@@ -174,8 +174,8 @@ def test_every_study_of_the_preset_fills_rows_of_the_table():
 def test_the_preset_fills_the_table_with_the_numbers_of_its_studies(agent, tmp_path, capsys,
                                                                    monkeypatch):
     """All studies run in order, with small sizes, on an untrained network."""
-    small = dataclasses.replace(load_preset("maze-tiny", agent), retargeted_mazes=1, page=False,
-                                channel_mazes=10, behaviour_forks=12)
+    small = load_preset("maze-tiny", agent, retargeted_mazes=1, page=False, channel_mazes=10,
+                        behaviour_forks=12)
     monkeypatch.setattr(run_pipeline, "load_preset", lambda *_, **__: small)
     assert run_pipeline.main(["--preset", "maze-tiny", "--agent_file", str(agent),
                               "--output_dir", str(tmp_path)]) == 0

@@ -1,7 +1,6 @@
 """Claims and stages of the preset `memory`: verdicts and summaries of planted results, missing
 studies, and the panel of features."""
 
-import dataclasses
 import shutil
 
 import numpy as np
@@ -21,12 +20,10 @@ from analysis.panel_files import PanelFolder
 from common.files import read_json, save_json
 from common.results import ResultStore
 from interventions.scan_study import SCANNED
-from pipeline.attribution_stages import RECORDING
-from pipeline.memory_stages import PATCHING, ROOM
 from pipeline.presets import load_preset
 from pipeline.records import find
 from pipeline.stage import PathResolver
-from pipeline.stages import all_stages
+from pipeline.stage_files import all_stages
 from stats.claims import FINDINGS_NAME, TABLE_NAME
 
 EFFECT = {"control": False, "unaltered": 0.9, "altered": 0.2, "effect": -0.7, "low_95": -0.8,
@@ -97,7 +94,7 @@ def test_stages_summarise_their_results(studies, tmp_path):
     assert results[1].startswith("2 of 3 labels")
     assert results[2].startswith("0 of 1 tested effect (1 alteration, ")
     assert "92%" in results[3] and "87%" in results[3]
-    patched = ResultStore(tmp_path / PATCHING / "cells", SCANNED)
+    patched = ResultStore(tmp_path / "analysis/memory/patching/cells", SCANNED)
     for layer, of_means in (("first", 0.5), ("second", 0.7), ("third", np.nan), ("last", 0.9)):
         patched.write("agreement", layer, value=pd.DataFrame([{
             "layer": layer, "parts": 4, "rank_correlation": 0.1, "low_95": 0.0, "high_95": 0.2,
@@ -116,12 +113,14 @@ def test_an_agent_without_a_simulator_has_no_dreams():
 def test_the_panel_of_features_is_made_of_the_files_that_its_stage_needs(tmp_path):
     run = write_run(tmp_path / "run", with_recording=True)
     write_features(run)
-    preset = dataclasses.replace(load_preset("memory"), memory_episodes=NUM_EPISODES)
+    preset = load_preset("memory", memory_episodes=NUM_EPISODES)
     [panel] = [stage for stage in all_stages(preset, "own") if stage.name == "panel"]
     everything, output = tmp_path / "everything", tmp_path / "output"
     for name, folder in {
-            "recording": f"{RECORDING}/data", "hx_analysis_precomp": "analysis/hx_analysis_precomp",
-            "features": f"{ROOM}/sparse_features", "dreams": f"{ROOM}/feature_dreams"}.items():
+            "recording": "attribution_rollouts/data",
+            "hx_analysis_precomp": "analysis/hx_analysis_precomp",
+            "features": "analysis/memory/sparse_features",
+            "dreams": "analysis/memory/feature_dreams"}.items():
         shutil.copytree(run.folder / name, everything / folder)
     for patterns in panel.needs.values():
         for path in find(everything, patterns):
@@ -129,9 +128,10 @@ def test_the_panel_of_features_is_made_of_the_files_that_its_stage_needs(tmp_pat
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
     (settings,) = (output / "analysis" / "hx_analysis_precomp").glob("settings_*.json")
-    save_json(settings, {**read_json(settings), "data_dir": str(output / RECORDING / "data")})
+    save_json(settings, {**read_json(settings),
+                         "data_dir": str(output / "attribution_rollouts" / "data")})
     shutil.rmtree(run.folder)
-    assert export_panel.main(PathResolver(output, preset).fill_in(panel.argv)) == 0
+    assert export_panel.main(PathResolver(output, preset.given_files).fill_in(panel.argv)) == 0
     assert panel.result(output) == f"{len(FEATURES)} features"
     folder = PanelFolder(output / "analysis" / "panel")
     shown = read_script(folder.data_file("features"))["features"]
@@ -141,7 +141,7 @@ def test_the_panel_of_features_is_made_of_the_files_that_its_stage_needs(tmp_pat
 
 def test_the_panel_of_the_main_experiment_shows_features_if_they_are_studied():
     demo = load_preset("demo")
-    studied = dataclasses.replace(demo, memory=load_preset("memory").memory)
+    studied = load_preset("demo", memory=load_preset("memory").settings["memory"])
     for preset, shows in ((demo, False), (studied, True)):
         stages = {stage.name: stage for stage in all_stages(preset, "own")}
         panel = stages["panel"]

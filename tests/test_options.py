@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agents.goal_places import GoalGameOptions
 from common.cli import count, output_file, share
 from common.errors import UserError
 from common.options import (
@@ -23,7 +24,6 @@ from common.options import (
 from common.shards import Shard
 from generative.flags import RandomSamplesOptions, SamplesOptions, SimulatorOptions
 from interventions.flags import PatchOptions, PlayedDirectionOptions, SwapOptions
-from maze.level.regions import RegionGameOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def test_a_command_calls_its_function_and_reports_errors(capsys):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Play(RegionGameOptions, PatchOptions, SwapOptions, PlayedDirectionOptions, ShardOptions):
+class Play(GoalGameOptions, PatchOptions, SwapOptions, PlayedDirectionOptions, ShardOptions):
     """Play levels."""
 
     ignored = ("num_threads",)

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from conftest import PATIENCE, ROOT, start, wait_for
 from PIL import Image
 
@@ -31,12 +32,12 @@ from interventions.comparison import comparison_store
 from pipeline import code_closure
 from pipeline import stage as stage_module
 from pipeline.outputs import is_named
-from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
+from pipeline.presets import load_preset, read_hyperparams
 from pipeline.records import CacheKey, Digests, Experiment, Record, find
 from pipeline.report import PAGE_NAME, REPORT, render_document
-from pipeline.sections import page_of
-from pipeline.stage import PathResolver, number_of
-from pipeline.stages import all_stages
+from pipeline.stage import HYPERPARAMS, PathResolver
+from pipeline.stage_files import all_stages, page_of
+from pipeline.summaries import count
 from stats.effects import check_starts
 from tools import pictures
 from tools.browser import chromium
@@ -245,7 +246,7 @@ def test_a_stage_opens_what_it_declares_alone(finished, notes):
     """Otherwise a change would not make the stage run again, and a cluster job could read a file
     that another stage is writing."""
     written_by = {path: stage.name for stage in STAGES for path in find(finished, stage.outputs)}
-    places, seen = PathResolver(finished, load_preset("tiny")), set()
+    places, seen = PathResolver(finished, load_preset("tiny").given_files), set()
     for file in notes.iterdir():
         noted = [line.split(" ", 1) for line in file.read_text().splitlines()]
         logs = [Path(path).stem for kind, path in noted
@@ -449,12 +450,11 @@ def test_mistakes_are_one_sentence(refused, tmp_path, more, sentence):
     ("edited agents", "1 edited agent"), ("files of data", "1 file of data"),
     ("layers with named features", "1 layer with named features")])
 def test_results_of_stages_count_one_file_in_the_singular(unit, of_one, tmp_path):
-    result = number_of("*.pth", unit)
-    assert result(tmp_path) == f"0 {unit}"
+    assert count(tmp_path, "*.pth", unit) == f"0 {unit}"
     (tmp_path / "a.pth").touch()
-    assert result(tmp_path) == of_one
+    assert count(tmp_path, "*.pth", unit) == of_one
     (tmp_path / "b.pth").touch()
-    assert result(tmp_path) == f"2 {unit}"
+    assert count(tmp_path, "*.pth", unit) == f"2 {unit}"
 
 
 def test_folders_with_other_contents_are_refused(refused, tmp_path, finished):
@@ -484,13 +484,14 @@ def test_every_preset_and_set_has_its_stages(name, is_trained):
     stages = all_stages(preset, name)
     check_stages(stages)
     names = [stage.name for stage in stages]
-    assert ("train_agent" in names) == (preset.agent_training is not None) == is_trained
+    settings = preset.settings
+    assert ("train_agent" in names) == (settings["agent_training"] is not None) == is_trained
     if not is_trained:
-        assert preset.parameters == name.removeprefix("section:")
+        assert settings["parameters"] == name.removeprefix("section:")
     played = stages[names.index("interventions")].argv
     place = played.index("--ablations") + 1
-    assert played[place:place + len(preset.interventions.ablations)] == (
-        preset.interventions.ablations)
+    ablations = settings["interventions"]["ablations"]
+    assert [*played[place:place + len(ablations)]] == ablations
     # The fidelity card of loss_over_time needs positions.
     assert "--positions" in stages[names.index("record")].argv
     # The game of tiny has no known objects, and the stages are too slow for the demo.
@@ -512,13 +513,74 @@ def test_presets_of_one_agent_have_their_stages(name, agent, maps):
 
 def test_an_agent_that_is_given_is_not_trained():
     with pytest.raises(UserError, match="give one with --agent_file"):
-        PathResolver(Path("out"), load_preset("attribution-backgrounds"))
-    given = load_preset("full", agent_file=Path(__file__))
-    assert given.agent_training is None and given.simulator_training.batch_size == 28
-    assert load_preset("demo", agent_file=Path(__file__)).model_file is None
+        _ = load_preset("attribution-backgrounds").given_files
+    given = load_preset("full", agent_file=Path(__file__)).settings
+    assert given["agent_training"] is None and given["simulator_training"]["batch_size"] == 28
+    assert load_preset("demo", agent_file=Path(__file__)).settings["model_file"] is None
     # Full-size numbers are quoted only for small runs of the shipped agent.
-    assert page_of(load_preset("demo")).is_small and not page_of(load_preset("full")).is_small
-    assert not page_of(load_preset("demo", agent_file=Path(__file__))).is_small
+    assert page_of(load_preset("demo")).findings and not page_of(load_preset("full")).findings
+    assert not page_of(load_preset("demo", agent_file=Path(__file__))).findings
+
+
+def test_a_preset_can_be_a_file(run, tmp_path, monkeypatch):
+    """Of stages of the project, or of stages of one's own, which read each other's outputs."""
+    (tmp_path / "my.yml").write_text("stages: maze\nagent_files: [a/model.pth, b.pth]\nfilms: 0\n")
+    preset = load_preset(str(tmp_path / "my.yml"))
+    assert preset.given_files["{agent b}"] == tmp_path / "b.pth"
+    stages = all_stages(preset, "x")
+    check_stages(stages)
+    names = [stage.name for stage in stages]
+    assert "a_fields" in names and "b_fields" in names and "a_rollouts" not in names
+    (tmp_path / "own.yml").write_text(OWN_STAGES)
+    (tmp_path / "my.yml").write_text("stages: own.yml\nlevels: 9\nagent_file: agent.pth\n")
+    (tmp_path / "agent.pth").touch()
+    monkeypatch.chdir(tmp_path)
+    text = run(tmp_path / "out", "--preset", "my.yml", "--dry_run")
+    assert list(planned(text)) == ["play", "again"]
+    assert "evaluate --model_file " in text and "--num_episodes 10 --output" in text
+    stages = all_stages(load_preset("my.yml"), "x")
+    assert stages[1].needs == {"play": ("play.json",)} and "--use_backgrounds" in stages[0].argv
+
+
+OWN_STAGES = """
+settings: {agent_file: agent.pth, levels: 4, optional: null}
+let: {more: "${levels + 1}"}
+stages:
+- stage: play
+  script: evaluate
+  options: {model_file: "${agent}", num_episodes: "${more}", output: "${output}/play.json",
+            use_backgrounds: true, causes: false, env_name: "${optional}"}
+  outputs: [play.json]
+  result: {success_rate: play.json}
+- stage: left_out
+  if: optional
+  script: evaluate
+  result: {success_rate: play.json}
+- for: name
+  in: [again]
+  stages:
+  - stage: ${name}
+    script: evaluate
+    needs: [play, left_out]
+    outputs: [again.json]
+    result: {success_rate: again.json}
+"""
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), [
+    ("levels: 9", "levls: 9", "my.yml: unknown key 'levls' (did you mean 'levels'?)"),
+    ("levels: 9", "levels: nine", "my.yml: 'levels' must be like 4, not 'nine'"),
+    ("stages: own", "stages: owm", "owm.yml"),
+    ("${levels + 1}", "${level + 1}", "'level + 1': 'level' is undefined"),
+    ("${levels + 1}", "${levels.__class__}", "access to attribute '__class__'"),
+    ("[play, left_out]", "[plays]", "stage 'again': 'needs' names no earlier stage 'plays' (did"),
+    ("success_rate: again", "success: again", "unknown 'success' (did you mean 'success_rate'?)"),
+    ("outputs: [again", "output: [again", "unknown key 'output' (did you mean 'outputs'?)"),
+    ("outputs: [again", "outputs: [../again", "'../again.json' is not in the output folder")])
+def test_mistakes_in_a_file_of_stages_are_one_sentence(refused, tmp_path, old, new, sentence):
+    for name, text in (("own.yml", OWN_STAGES), ("my.yml", "stages: own.yml\nlevels: 9\n")):
+        (tmp_path / name).write_text(text.replace(old, new))
+    assert sentence in refused(tmp_path / "out", "--preset", str(tmp_path / "my.yml"), "--dry_run")
 
 
 # The report
@@ -735,26 +797,26 @@ def test_the_readme_has_numbers_of_the_documents():
     assert len(quoted) > 10 and not quoted - numbers_in(documents)
 
 
-@pytest.mark.parametrize(("preset", "anchor", "document"), [
-    ("demo", "simulator", "fidelity"), ("demo", "interventions", "results"),
-    ("demo", "attribution", "attribution"), ("demo", "memory", "memory"),
-    ("demo", "mazes", "maze")])
-def test_the_report_quotes_numbers_of_the_documents(preset, anchor, document):
-    [section] = [section for section in page_of(load_preset(preset)).sections
-                 if section.anchor == anchor]
-    text = (ROOT / "docs" / f"{document}.md").read_text(encoding="utf-8")
-    quoted = numbers_in(section.full_size)
-    assert quoted and not quoted - numbers_in(text)
+FINDINGS = yaml.safe_load((ROOT / "pretrained" / "findings.yml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("anchor", ["saliency", "causes"])
-def test_the_report_quotes_the_results_of_the_last_simulator_without_worlds(anchor):
+@pytest.mark.parametrize("section", FINDINGS)
+def test_the_report_quotes_numbers_of_the_documents(section):
+    page = page_of(load_preset("demo"))
+    assert section in [shown.section for shown in page.sections]
+    document = f"{FINDINGS[section]['document']}.md"
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+    quoted = numbers_in(page.findings[section])
+    assert not quoted - numbers_in(text)
+    assert quoted or section == "attribution"
+
+
+@pytest.mark.parametrize("section", ["saliency", "causes"])
+def test_the_report_quotes_the_results_of_the_last_simulator_without_worlds(section):
     """Results of an earlier simulator, in a column of their own, are not quoted."""
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     text = results.partition("## What depends on the simulator")[2].partition("\n- ")[0]
     shown = " ".join("|".join(line.split("|")[:2] + line.split("|")[3:])
                      if line.startswith("|") else line for line in text.splitlines())
-    [section] = [section for section in page_of(load_preset("demo")).sections
-                 if section.anchor == anchor]
-    quoted = numbers_in(section.full_size)
+    quoted = numbers_in(page_of(load_preset("demo")).findings[section])
     assert quoted and quoted <= numbers_in(shown)

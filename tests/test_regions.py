@@ -18,6 +18,7 @@ import record
 import train
 from agents.agent_file import AgentOrigin, agent_files, save_agent
 from agents.episodes import PlayOptions, play_episodes
+from agents.goal_places import CheeseRegion, cheese_region
 from agents.run_folder import TrainSettings
 from agents.training import TrainingRun
 from common.config import load_settings
@@ -26,7 +27,6 @@ from common.options import parse
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig, LevelSlots, ProcgenVectorEnv
 from maze.level.grid import WALL
-from maze.level.regions import CheeseRegion, cheese_region
 from maze.level.state import WORLD_DIMS, MazeState, draw, stock_state
 
 EASY = EnvConfig("maze", "easy")

@@ -132,8 +132,8 @@ def test_stages_survive_scancel_and_time_limits_to_the_numbers_of_one_machine(
         assert re.findall(r"TresPerJob=(\S+)", found) == ([gpus] if gpus else [])
     watch.hold_in_loop("01_train_agent.log")
     text = pipeline(output, "--status")
-    assert re.search(rf"^train_agent +runs +{train} +\d+:\d\d +node2", text, re.MULTILINE)
-    assert re.search(rf"^plot_agent +waits +{plot} +Dependency$", text, re.MULTILINE)
+    assert re.search(rf"^train_agent +running +{train} +\d+:\d\d +node2", text, re.MULTILINE)
+    assert re.search(rf"^plot_agent +queued +{plot} +Dependency$", text, re.MULTILINE)
     text = pipeline(output, *submit)
     assert text.endswith("nothing is left to submit\n") and watch.job("train_agent") == train
 

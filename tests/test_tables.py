@@ -68,8 +68,9 @@ def test_claims_are_stored_as_documents_show_them(tmp_path):
         Finding("forks", "not shown", 0.1, 0.0, 0.2, 9, row=6)]}
     claims.write(claims.store(tmp_path / "maze"), {}, findings, {"agent": {}})
     tables.store_claims(tmp_path / "maze", tmp_path / "results" / "claims.csv")
-    [row] = [line for line in claims.verdicts(pd.read_csv(tmp_path / "results" / "claims.csv"))
-             if line.startswith("| 6 ")]
+    stored = pd.read_csv(tmp_path / "results" / "claims.csv")
+    assert stored["measure"].tolist() == ["P(cheese)"]
+    [row] = [line for line in claims.verdicts(stored) if line.startswith("| 6 ")]
     assert row.endswith("| P(cheese) | ✓ -0.500 (-0.600 to -0.400; base 0.700) |")
     with pytest.raises(UserError, match="holds no table of claims"):
         tables.store_claims(tmp_path, tmp_path / "claims.csv")

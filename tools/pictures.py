@@ -37,11 +37,10 @@ from common.video import strip
 from generative.loss_over_time import LOSS_OVER_TIME
 from generative.saliency.files import SaliencyFolder
 from maze.field.page_export import MazePageFolder
-from pipeline import attribution_stages, maze_stages
-from pipeline.presets import ROOT, load_preset
+from pipeline.presets import load_preset
 from pipeline.records import DONE, Experiment
-from pipeline.stage import FOLDERS
-from pipeline.stages import all_stages
+from pipeline.stage import FOLDERS, ROOT
+from pipeline.stage_files import all_stages
 from tools.browser import chromium, opened_page, running_browser
 
 IMAGES = ROOT / "docs" / "images"
@@ -207,12 +206,12 @@ PICTURES = (
     Picture("made_to_order.png", ("optimise_start",),
             stored("samples/made_to_order/pictures/order_000.png")),
     Picture("saliency_checks.png", ("saliency_checks",),
-            stored(f"{attribution_stages.MAPS}/checks.png")),
+            stored("analysis/attribution/saliency_checks/checks.png")),
     Picture("panel.png", ("simulate", "panel"), panel, browser=True),
     Picture("attribution_page.png", ("attribution_page",), lambda shown: _photographed(
-        AttributionPageFolder(shown.output / attribution_stages.PAGE)), browser=True),
+        AttributionPageFolder(shown.output / "analysis" / "attribution" / "page")), browser=True),
     Picture("maze_page.png", ("maze_page",), lambda shown: _photographed(
-        MazePageFolder(shown.output / maze_stages.ROOM / "page")), browser=True))
+        MazePageFolder(shown.output / "analysis" / "maze" / "page")), browser=True))
 
 
 def why_not(picture: Picture, experiment: Experiment, made: set[str]) -> str:

@@ -16,12 +16,12 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from common.errors import UserError
+from common.game_constants import WORLD_DIMS
 from envs.level_state import ENTITY, LevelState
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv, StateView
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
 
 GAME = "maze"
-WORLD_DIMS = {"easy": 15, "hard": 25, "memory": 31}
 _MODES = {0: "easy", 1: "hard", 10: "memory"}
 _TAIL = np.dtype([("maze_dim", "<i4"), ("world_dim", "<i4")])
 # Fields of the mouse in generated levels; fields not listed here are 0. Other values, such as

@@ -1,0 +1,455 @@
+"""Files of stages in ``hyperparams/stages/``: the stages and the report of an experiment.
+
+A file has these sections::
+
+    settings:   settings of presets, with their defaults
+    let:        names for values, computed in order
+    stages:     stages, in order
+    report:     title, heading, lead, analysed, opening and sections of the report
+
+A stage has these keys; only the first two are required::
+
+    stage:       name
+    script:      module name of the script
+    options:     flags of the script; null, false and empty lists leave a flag out
+    needs:       names of the stages whose output the stage reads (with *, all matching names), or
+                 file patterns by name, where null stands for the other stage's `exports`
+    folder:      folder or folders that belong to the stage alone
+    outputs:     patterns of the output files; by default, all files in the folders
+    exports:     patterns of the files that other stages read; by default, the outputs
+    clears:      patterns of paths to delete before a run from scratch; by default, the folders
+    page:        placeholder of a built web page that the script copies
+    parameters:  parameters that the script reads from YAML files: beginnings of dotted names in the
+                 parameter set, or names in ``_parameters_named``
+    resume:      how an interrupted stage is resumed: true (by the same command), false (from
+                 scratch), or a name in ``CONTINUATIONS``
+    shards:      largest number of shards
+    result:      name of a function in ``SUMMARIES``, with its arguments
+
+A section of the report has the fields of ``Section`` and a figure those of ``Files``. Stages,
+sections and figures can have a condition ``if``. An item ``{include: FILE}`` stands for all items
+of another file, and ``{for: NAME, in: LIST, stages: [...]}`` repeats items for each value.
+
+Values can contain expressions of Jinja as ``${...}``; main.yml lists the names in them. A value
+that consists of one expression has its type, and a list inside a list is spliced into it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import SandboxedEnvironment
+
+from agents import rollout_files
+from agents.config import load_agent_config
+from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES
+from common.config import SETTINGS_NAME, read_yaml, typed
+from common.errors import UserError, nearest
+from common.files import read_json
+from common.parameters import ParameterSet, flattened, id_list
+from common.schemas import Schema
+from envs.objects import hazards_of, objects_of
+from generative import sample_files
+from generative.card_tables import card_finding, read_card
+from generative.config import SimulatorConfig, TrainingConfig
+from generative.saliency import files as saliency_files
+from generative.saliency.gradients import WITHOUT_ENV_GRADS
+from interventions.config import SwapConfig
+from pipeline.presets import Preset, read_stages_file
+from pipeline.stage import (
+    AGENT,
+    CONTINUATIONS,
+    PAGES,
+    ROOT,
+    SIMULATOR,
+    Stage,
+    object_parameters,
+    recording_parameters,
+)
+from pipeline.summaries import SUMMARIES
+
+_STAGE_KEYS = ("stage", "if", "script", "options", "needs", "folder", "outputs", "exports",
+               "clears", "page", "parameters", "resume", "shards", "result")
+_EXPRESSION = re.compile(r"\$\{([^}]*)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Files of a stage that a section shows; Markdown files become pages of the report.
+
+    Attributes:
+        stage: name of the stage that writes the files.
+        files: glob patterns relative to the output folder; the first ``limit`` files of each are
+            shown.
+        caption: caption of the files.
+        limit: largest number of files per pattern.
+        newest: whether to show the last files instead of the first.
+    """
+
+    stage: str
+    files: tuple[str, ...]
+    caption: str
+    limit: int = 1
+    newest: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A section of the report: a question, its answer, and files that support it.
+
+    Attributes:
+        section: fragment of the page's URL that leads to the section.
+        title: the question.
+        text: description of the method, in one or two sentences.
+        answer: sentence in which the name of a stage, in braces, stands for the stage's result.
+        figure: files that answer the question.
+        look_for: instructions for reading the figure.
+        more: further files, shown on request.
+        tools: interactive pages.
+    """
+
+    section: str
+    title: str
+    text: str
+    answer: str
+    figure: Files
+    look_for: str
+    more: tuple[Files, ...] = ()
+    tools: tuple[Files, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """Contents of the report of an experiment.
+
+    Attributes:
+        title: title of the browser window.
+        heading: heading of the page.
+        lead: introductory paragraph below the heading.
+        analysed: sentence that names the analysed agents.
+        sections: sections, in order.
+        opening: videos at the top of the page.
+        agent_file: agent whose training curve is drawn if its log is next to it; None for the
+            agent that was trained in this run.
+        findings: results of the full-size run to quote, by section.
+    """
+
+    title: str
+    heading: str
+    lead: str
+    analysed: str
+    sections: tuple[Section, ...]
+    opening: tuple[Files, ...] = ()
+    agent_file: str | None = None
+    findings: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+class _Reader:
+    """Reader of the stages and the report of a preset.
+
+    Args:
+        preset: the preset.
+        exp_name: name of the experiment.
+
+    Attributes:
+        stages: stages that have been read so far, by name.
+    """
+
+    def __init__(self, preset: Preset, exp_name: str):
+        self._preset = preset
+        self._parameters = ParameterSet(preset.settings["parameters"]) \
+            if "parameters" in preset.settings else None
+        self.stages: dict[str, Stage] = {}
+        self._exports: dict[str, list[str]] = {}
+        self._left_out: set[str] = set()
+        self._jinja = SandboxedEnvironment(undefined=jinja2.StrictUndefined)
+        game = preset.settings.get("env_name", "")
+        self._names: dict[str, Any] = {
+            **preset.settings, "exp_name": exp_name, "output": "{output}", "agent": AGENT,
+            "simulator": SIMULATOR if SIMULATOR in preset.files else None,
+            "agents": [{"name": name, "file": f"{{agent {name}}}", "described": f"{name} ({file})"}
+                       for name, file in preset.agents.items()],
+            "set": self._parameters.nested if self._parameters else {},
+            "objects": [kind.name for kind in objects_of(game)],
+            "hazards": [kind.name for kind in hazards_of(game)],
+            "has": self.stages.__contains__, "patterns": _patterns, "fill": _fill,
+            "ids": lambda text: id_list(text, "ids")}
+
+    # Expressions
+
+    def _evaluate(self, expression: str) -> Any:
+        """Return the value of an expression.
+
+        Raises:
+            UserError: if it is invalid, or a name in it is unknown.
+        """
+        try:
+            value = self._jinja.compile_expression(expression, undefined_to_none=False)(
+                **self._names)
+            if isinstance(value, jinja2.Undefined):
+                str(value)  # raises the error that names what is unknown
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+            raise UserError(f"{self._preset.file.name}: '{expression}': {error}") from None
+        return value
+
+    def _fill_in(self, value: Any) -> Any:
+        """Return a value with the values of its expressions."""
+        if isinstance(value, str):
+            whole = _EXPRESSION.fullmatch(value)
+            return self._evaluate(whole[1]) if whole else _EXPRESSION.sub(
+                lambda match: str(self._evaluate(match[1])), value)
+        if isinstance(value, dict):
+            return {self._fill_in(key): self._fill_in(item) for key, item in value.items()}
+        if isinstance(value, list):
+            items: list = []
+            for item in map(self._fill_in, value):
+                items += item if isinstance(item, list | tuple) else [item]
+            return items
+        return value
+
+    def _items(self, content: dict, kind: str, folder: Path) -> Iterator[dict]:
+        """Yield the items of a list without ``include``, ``for`` and ``if``.
+
+        Args:
+            content: contents of the file; its ``let`` is evaluated first.
+            kind: key of the list, "stages" or "sections".
+            folder: folder of the file.
+        """
+        for name, value in content.get("let", {}).items():
+            self._names[name] = self._fill_in(value)
+        for item in (content if kind == "stages" else content.get("report", content))[kind]:
+            if not self._holds(item):
+                left_out = read_stages_file(folder / item["include"])["stages"] if (
+                    "include" in item) else [item]
+                self._left_out.update(self._fill_in(stage["stage"]) for stage in left_out
+                                      if "stage" in stage)
+            elif "include" in item:
+                file = folder / item["include"]
+                yield from self._items(read_stages_file(file), kind, file.parent)
+            elif "for" in item:
+                before = dict(self._names)
+                for value in self._fill_in(item["in"]):
+                    self._names[item["for"]] = value
+                    yield from self._items({kind: item[kind]}, kind, folder)
+                self._names = before
+            else:
+                yield {key: value for key, value in item.items() if key != "if"}
+
+    def _holds(self, item: dict) -> bool:
+        return "if" not in item or bool(self._evaluate(str(item["if"])))
+
+    # Stages
+
+    def read_stages(self) -> tuple[Stage, ...]:
+        """Return all stages, in order."""
+        preset = self._preset
+        for item in self._items(read_stages_file(preset.file), "stages", preset.file.parent):
+            stage = self._stage(self._fill_in(item))
+            if stage.name in self.stages:
+                raise UserError(f"{preset.file.name}: there are two stages '{stage.name}'")
+            self.stages[stage.name] = stage
+        return tuple(self.stages.values())
+
+    def _stage(self, item: dict) -> Stage:
+        name = item.get("stage", "")
+        source = f"{self._preset.file.name}, stage '{name}'"
+        for key in item:
+            if key not in _STAGE_KEYS:
+                raise UserError(f"{source}: unknown key '{key}'{nearest(str(key), _STAGE_KEYS)}")
+        for key in ("stage", "script", "result"):
+            if key not in item:
+                raise UserError(f"{source}: the key '{key}' is missing")
+        folders = _listed(item.get("folder", ()))
+        outputs = _listed(item.get("outputs", [f"{folder}/**/*.*" for folder in folders]))
+        clears = _listed(item.get("clears", folders))
+        for pattern in (*outputs, *clears):
+            path = PurePath(pattern.removeprefix("!"))
+            if path.is_absolute() or ".." in path.parts:
+                raise UserError(f"{source}: '{pattern}' is not in the output folder")
+        self._exports[name] = _listed(item.get("exports", outputs))
+        argv = _flags(item.get("options", {}))
+        pages = [f"{{{page}}}" for page in _listed(item.get("page", ()))]
+        for page in pages:
+            _chosen(PAGES, page, source)
+        files = [word for word in dict.fromkeys(argv) if word in self._preset.files] + pages
+        return Stage(
+            name, item["script"], tuple(argv), tuple(outputs), _summary(item["result"], source),
+            self._needs(item.get("needs", ()), source), tuple(files),
+            self._parameters_of(item.get("parameters", ()), source), tuple(clears),
+            _chosen(CONTINUATIONS, item.get("resume", True), source), item.get("shards", 1))
+
+    def _needs(self, needs: Sequence[str] | Mapping, source: str) -> dict[str, tuple[str, ...]]:
+        """Return patterns of the input files, by name of the stage that writes them.
+
+        Raises:
+            UserError: if there is no such stage before this one.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        given = needs if isinstance(needs, Mapping) else dict.fromkeys(needs)
+        for name, patterns in given.items():
+            matching = fnmatch.filter(self.stages, name)
+            if not matching and not fnmatch.filter(self._left_out, name):
+                raise UserError(f"{source}: 'needs' names no earlier stage '{name}'"
+                                f"{nearest(name, self.stages)}")
+            for stage in matching:
+                found[stage] = tuple(_listed(patterns or self._exports[stage]))
+        return found
+
+    def _parameters_of(self, names: Sequence[str], source: str) -> dict[str, object]:
+        """Return the parameters of a stage by dotted name, see the module's documentation."""
+        found: dict[str, object] = {}
+        for name in names:
+            if "." in name:
+                assert self._parameters is not None
+                values = self._parameters.flattened(name)
+                if not values:
+                    raise UserError(f"{source}: no parameter begins with '{name}'")
+            else:
+                values = _chosen(self._parameters_named, name, source)()
+            found |= values
+        return found
+
+    @property
+    def _parameters_named(self) -> dict[str, Callable[[], dict[str, object]]]:
+        """Functions that return groups of parameters, by the name of the group."""
+        settings, values = self._preset.settings, self._parameters
+        assert values is not None
+        return {
+            "objects": lambda: object_parameters(settings["env_name"]),
+            "recording": lambda: recording_parameters(
+                settings["env_name"], settings["recording_param_name"], values),
+            "agent_training": lambda: flattened(vars(load_agent_config(
+                settings["agent_training"]["param_name"])), "agent."),
+            "simulator": lambda: values.named(SimulatorConfig),
+            "simulator_training": lambda: values.named(TrainingConfig),
+            "swap": lambda: values.named(SwapConfig),
+            # Sizes of the simulator, for published files that do not store them.
+            "published_sizes": lambda: {} if not settings["model_file"] or (
+                ROOT / settings["model_file"]).with_name(SETTINGS_NAME).is_file()
+            else values.named(SimulatorConfig)}
+
+    # The report
+
+    def read_page(self) -> Page:
+        """Return the contents of the report."""
+        preset, source = self._preset, f"{self._preset.file.name}, 'report'"
+        content = read_stages_file(preset.file)
+        if "report" not in content:
+            raise UserError(f"{preset.file.name}: the key 'report' is missing")
+        sections = [typed(Section, self._fill_in({**item, **{
+            key: [{name: value for name, value in files.items() if name != "if"}
+                  for files in item[key] if self._holds(files)]
+            for key in ("more", "tools") if key in item}}), source)
+            for item in self._items(content, "sections", preset.file.parent)]
+        findings = preset.settings.get("findings")
+        return typed(Page, {**self._fill_in(
+            {key: value for key, value in content["report"].items() if key != "sections"}),
+            "sections": sections, "agent_file": preset.settings.get("agent_file"),
+            "findings": read_findings(ROOT / findings) if findings else {}}, source)
+
+
+def all_stages(preset: Preset, exp_name: str) -> tuple[Stage, ...]:
+    """Return all stages of an experiment, in the order in which they run.
+
+    Args:
+        preset: preset of the experiment.
+        exp_name: name of the experiment.
+
+    Raises:
+        UserError: if the file of stages is invalid; the message names the stage.
+    """
+    return _Reader(preset, exp_name).read_stages()
+
+
+def page_of(preset: Preset) -> Page:
+    """Return the contents of the report of an experiment with a preset."""
+    return _Reader(preset, "").read_page()
+
+
+def read_findings(file: Path) -> dict[str, str]:
+    """Return results of a full-size run as sentences, by section of the report.
+
+    Args:
+        file: YAML file; cards in it are relative to its folder.
+    """
+    findings = {}
+    for section, finding in read_yaml(file).items():
+        if "card" in finding:
+            card = file.parent / finding["card"]
+            findings[section] = card_finding(
+                read_card(card), read_json(card.with_suffix(".json")), finding["step"])
+        else:
+            findings[section] = finding["text"]
+    return findings
+
+
+def _listed(value: str | Sequence[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Return the command-line flags for options."""
+    argv: list[str] = []
+    for name, value in options.items():
+        values = [*value] if isinstance(value, list | tuple) else [value]
+        if value is True:
+            argv.append(f"--{name}")
+        elif value is not None and value is not False and values:
+            argv += [f"--{name}", *map(str, values)]
+    return argv
+
+
+def _chosen(known: Mapping, name: object, source: str) -> Any:
+    """Return the value of a name.
+
+    Raises:
+        UserError: if the name is unknown.
+    """
+    if name not in known:
+        raise UserError(f"{source}: unknown '{name}'{nearest(str(name), map(str, known))}")
+    return known[name]
+
+
+def _summary(result: Mapping[str, Any], source: str) -> Callable[[Path], str]:
+    """Return ``Stage.result``, given the name of a function and its arguments."""
+    (name, first), *more = result.items()
+    function = _chosen(SUMMARIES, name, source)
+    return lambda output: function(output, first, **dict(more))
+
+
+def _fill(pattern: str, names: Sequence[str]) -> list[str]:
+    """Return a pattern with each of the names instead of the asterisk."""
+    return [pattern.replace("*", name) for name in names]
+
+
+def _patterns(kind: str, folder: str) -> list[str]:
+    """Return patterns of the files in a folder that other scripts read.
+
+    Args:
+        kind: a key of ``_PATTERNS``.
+        folder: folder, relative to the output folder.
+    """
+    return [f"!{folder}/{pattern[1:]}" if pattern.startswith("!") else f"{folder}/{pattern}"
+            for pattern in _PATTERNS[kind]]
+
+
+def _entries(schema: Schema, *names: str) -> tuple[str, ...]:
+    return schema.settings_name, *(schema.entry(name).pattern() for name in names)
+
+
+_PATTERNS = {
+    "recording": rollout_files.PATTERNS,
+    "samples": sample_files.PATTERNS,
+    "saliency": (*saliency_files.DATA_PATTERNS, f"!sample_*/*{WITHOUT_ENV_GRADS}.*"),
+    "saliency_without_env_grads": tuple(
+        re.sub(r"\.(?=\w+$)", f"{WITHOUT_ENV_GRADS}.", pattern)
+        for pattern in saliency_files.DATA_PATTERNS),
+    "sparse_features": _entries(SPARSE_FEATURES, "features", "effects", "sae", "examples"),
+    "feature_dreams": (*_entries(FEATURE_DREAMS, "dreams", "starts"), *(
+        f"penalty_1/{pattern}" for pattern in sample_files.PATTERNS))}

@@ -1,0 +1,170 @@
+"""Summaries of the results of stages, see ``SUMMARIES``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from agents.rollout_files import RolloutFolder
+from agents.run_folder import newest_run, read_log
+from analysis.influences.comparison import COMPARISON_FILES
+from analysis.influences.comparison import claims_summary as influences_summary
+from analysis.memory.probe_atlas import PROBE_ATLAS
+from analysis.memory.sparse_report import SPARSE_FEATURES
+from analysis.memory.table import CLAIMS as MEMORY_CLAIMS
+from attribution.claims import CLAIMS as ATTRIBUTION_CLAIMS
+from attribution.failures.results import ANY, FAILURES, ORIGINAL
+from common.config import check_entries
+from common.files import read_array, read_description, read_json
+from common.results import ResultStore
+from common.tables import format_count, read_table
+from generative.runs import newest_simulator_run, read_progress
+from interventions.scan_study import SCANNED
+from maze.studies.claims import CLAIMS as MAZE_CLAIMS
+from pipeline.records import find
+from pipeline.stage import agent_experiment, simulator_experiment
+from stats.effects import claims_summary
+
+_CLAIMS = {"attribution": ATTRIBUTION_CLAIMS, "maze": MAZE_CLAIMS, "memory": MEMORY_CLAIMS}
+_EFFECTS = {"label": str, "outcome": str, "control": bool, "claimed": bool, "num_controls": float}
+_SPECIFICITY = {"correlations": tuple[float | None, ...]}
+
+
+def count(output: Path, pattern: str, unit: str) -> str:
+    """Count the files that match a pattern; ``unit`` is their noun in the plural."""
+    return format_count(len(list(output.glob(pattern))), unit)
+
+
+def newest(output: Path, pattern: str) -> str:
+    """Return the name of the newest file that matches a pattern."""
+    return max(output.glob(pattern), key=lambda path: path.stat().st_mtime).name
+
+
+def unseen_return(output: Path, _folder: str) -> str:
+    """Report the return on unseen levels at the end of the agent's training."""
+    last = read_log(newest_run(agent_experiment(output))).iloc[-1]
+    return f"return {last['val_mean_episode_rewards']:.2f} on unseen levels"
+
+
+def held_out_loss(output: Path, _folder: str) -> str:
+    """Report the loss on held-out episodes at the end of the simulator's training."""
+    run = newest_simulator_run(simulator_experiment(output))
+    assert run is not None  # the stage has just written it
+    return f"held-out loss {read_progress(run)['held_out_loss'].iloc[-1]:.4g}"
+
+
+def success_rate(output: Path, path: str) -> str:
+    """Report the success rate in an output file of evaluate.py."""
+    kinds = {"success_rate": float}
+    return "{:.1f} % of levels solved".format(100 * check_entries(
+        read_description(output / path), kinds, path, kinds)["success_rate"])
+
+
+def recording(output: Path, folder: str) -> str:
+    """Count the episodes and frames of a recording."""
+    index = RolloutFolder(output / folder).index()
+    return f"{index['episode'].nunique()} episodes, {len(index)} frames"
+
+
+def predictors_beaten(output: Path, folder: str) -> str:
+    """Count the steps at which the simulator's image error is below that of each baseline."""
+    path = output / folder / "settings.json"
+    kinds = {"comparisons": tuple[dict, ...]}
+    compared = [check_entries(comparison, {"better": int, "steps": list}, path,
+                              ("better", "steps"))
+                for comparison in check_entries(read_description(path), kinds, path, kinds)[
+                    "comparisons"]]
+    better = ", ".join(str(comparison["better"]) for comparison in compared)
+    return f"beats {len(compared)} predictors at {better} of {len(compared[0]['steps'])} steps"
+
+
+def variance(output: Path, folder: str) -> str:
+    """Count the principal components that hold 95 % of the hidden state's variance."""
+    (file,) = (output / folder).glob("pc_loading_variances_*.npy")
+    variances = read_array(file)
+    enough = int((np.cumsum(variances) / variances.sum() < 0.95).sum()) + 1
+    return f"{enough} components hold 95 % of the variance"
+
+
+def clusters(output: Path, folder: str) -> str:
+    """Count the clusters of an analysis."""
+    (file,) = (output / folder).glob("cluster_means_*.npy")
+    return f"{len(read_array(file))} clusters"
+
+
+def agreement(output: Path, folder: str, method: str) -> str:
+    """Report the mean agreement of behaviours between draws of the samples, for a clustering
+    method."""
+    (file,) = (output / folder).glob("behaviour_agreement_*.csv")
+    table = read_table(file, {"data": str, "method": str, "adjusted_rand": float})
+    means = table[table["method"] == method].groupby("data")["adjusted_rand"].mean()
+    return (f"adjusted Rand index {means['samples']:.2f} between draws of the samples "
+            f"({means['control']:.2f} without behaviours)")
+
+
+def maps(output: Path, _folder: str, files: Sequence[str]) -> str:
+    """Count saliency maps, and report their similarity, which is stored as "specificity"."""
+    paths = find(output, files)
+    steps = [step for path in paths if path.match("specificity*.json")
+             for step in check_entries(read_json(path), _SPECIFICITY, path, _SPECIFICITY)[
+                 "correlations"] if step is not None]
+    return f"{sum(path.match('saliency_*.json') for path in paths)} saliency maps" + (
+        f"; map similarity (mean |r| between functions) {np.mean(steps):.2f}" if steps else "")
+
+
+def influences(output: Path, folder: str) -> str:
+    """Count the claimed influences of components."""
+    return influences_summary(ResultStore(output / folder, COMPARISON_FILES).read("table"))
+
+
+def effects(output: Path, folder: str) -> str:
+    """Count the claimed effects of a study."""
+    return claims_summary(read_table(output / folder / "effects.csv", _EFFECTS))
+
+
+def failures(output: Path, folder: str) -> str:
+    """Count the failures of the unedited agent."""
+    rates = ResultStore(output / folder, FAILURES).read("rates")
+    own = rates[(rates["arm"] == ORIGINAL) & (rates["cause"] == ANY)].iloc[0]
+    return f"the agent fails {own['failures']} of {own['levels']} levels"
+
+
+def claims(output: Path, folder: str, of: str) -> str:
+    """Summarise a table of claims; ``of`` is a key of ``_CLAIMS``."""
+    return _CLAIMS[of].summary(output / folder)
+
+
+def decoded_labels(output: Path, folder: str) -> str:
+    """Count the labels that are decodable beyond the current frame."""
+    table = ResultStore(output / folder, PROBE_ATLAS).read("comparison")
+    return (f"{table['claimed'].sum()} of {len(table)} labels are decoded better from the hidden "
+            "state than from the best baseline without memory")
+
+
+def sparse_features(output: Path, folder: str) -> str:
+    """Report the variance that sparse features explain, and success with the reconstruction."""
+    table = ResultStore(output / folder, SPARSE_FEATURES).read("dictionaries")
+    row = table[table["dictionary"].str.startswith("sae")].iloc[0]
+    return (f"sparse features explain {row['variance_explained']:.0%} of the hidden state's "
+            f"variance, and {row['success']:.0%} of levels are solved with the reconstruction "
+            "spliced in")
+
+
+def patching(output: Path, folder: str, unit: str) -> str:
+    """Report how well first-order estimates rank the effects of patches."""
+    store = ResultStore(output / folder, SCANNED)
+    ranks = pd.concat([store.read("agreement", layer) for layer in store.keys("agreement")])
+    of_means = ranks["of_means"].dropna()
+    return (f"rank correlation of the effects of {unit} with their first-order estimates: median "
+            f"{of_means.median():.2f} of {len(of_means)} layers ({of_means.min():.2f} to "
+            f"{of_means.max():.2f})")
+
+
+# Functions of the output folder and of the arguments in the files of stages.
+SUMMARIES: dict[str, Callable[..., str]] = {function.__name__: function for function in (
+    count, newest, unseen_return, held_out_loss, success_rate, recording, predictors_beaten,
+    variance, clusters, agreement, maps, influences, effects, failures, claims, decoded_labels,
+    sparse_features, patching)}
