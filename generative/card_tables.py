@@ -63,16 +63,12 @@ _ROWS = (
     ("– policy of step 0", POLICY_KL, PERSISTENCE, 2),
     ("value correlation", VALUE_CORRELATION, SIMULATOR, 2),
     ("– value of step 0", VALUE_CORRELATION, PERSISTENCE, 2))
+CARD_KINDS = {(kind, predictor) for _, kind, predictor, _ in _ROWS}
 
 
 def read_card(path: Path) -> pd.DataFrame:
     """Read the rows of a card that ``tools.tables`` has stored."""
     return read_table(path, CARD_COLUMNS, ("low_95", "high_95"))
-
-
-def card_kinds() -> set[tuple[str, str]]:
-    """Return kind and predictor of the rows of the card."""
-    return {(kind, predictor) for _, kind, predictor, _ in _ROWS}
 
 
 def card_finding(table: pd.DataFrame, facts: Mapping[str, Any], step: int) -> str:

@@ -29,7 +29,7 @@ PSNR_OF_MEAN_ERROR, PSNR_MARGIN = "psnr_of_mean_error", "psnr_margin"  # only in
 REMEMBERED_SHARE = "remembered_share"
 # Prefixes of the measures of objects; the name of the kind of object follows.
 OBJECT_ERROR, OBJECT_SHOWN, KEPT = "object_", "shown_", "kept_"
-OTHER_POLICY_KL, OTHER_VALUE_CORRELATION, OTHER_STATE_COSINE = OTHER_AGENT_MEASURES = (
+OTHER_POLICY_KL, OTHER_VALUE_CORRELATION, OTHER_STATE_COSINE = (
     "other_policy_kl", "other_value_correlation", "other_hidden_state_cosine")
 
 MIN_SQUARED_ERROR = 1e-5  # lower limit, so that PSNR is at most 50 dB

@@ -85,7 +85,7 @@ CONSTANT_POLICY, PERSISTENCE = AGENT_BASELINES = ("constant_policy", "persistenc
 NOOP = ACTION_NAMES.index("null")
 RECORDED = "recorded"  # the recorded frames, in place of a predictor
 KINDS = ("image", "reward", "terminal", "agent_state", "kl")
-POLICY_KL, VALUE_CORRELATION, STATE_COSINE = AGENT_MEASURES = (
+POLICY_KL, VALUE_CORRELATION, STATE_COSINE = (
     "policy_kl", "value_correlation", "hidden_state_cosine")
 VALUES, OTHER_VALUES = "agent_values", "other_agent_values"  # kinds: an agent's values
 IMAGE_MSE = "image_mse"  # only in the table: mean squared error per colour value

@@ -12,7 +12,7 @@ from agents.provenance import agent_sha256
 from common.errors import UserError
 from common.files import sha256
 from common.results import ResultStore
-from generative.card_tables import CARDS, card_finding, card_kinds, read_card
+from generative.card_tables import CARD_KINDS, CARDS, card_finding, read_card
 from generative.loss_over_time import LOSS_OVER_TIME
 from stats.claims import Finding
 from tools import tables
@@ -89,7 +89,7 @@ def test_cards_were_measured_with_the_shipped_files(name):
 def test_every_number_of_a_card_has_an_interval_and_the_agent_has_baselines():
     for name in NAMES:
         table = read_card(CARDS / f"{name}.csv")
-        assert set(zip(table["kind"], table["predictor"])) == card_kinds()
+        assert set(zip(table["kind"], table["predictor"])) == CARD_KINDS
         assert (table["low_95"] <= table["mean"] + 1e-6).all()
         assert (table["mean"] <= table["high_95"] + 1e-6).all()
 
@@ -112,7 +112,7 @@ def test_a_wrong_number_in_a_document_or_in_a_card_is_noticed(tmp_path):
 def measured(tmp_path):
     """A folder like that of loss_over_time_experiment.py, with made-up numbers."""
     rows = [(step, predictor, kind, 0.5, 0.4, 0.6) for step in range(17)
-            for kind, predictor in (*sorted(card_kinds()), ("image", "simulator"))]
+            for kind, predictor in (*sorted(CARD_KINDS), ("image", "simulator"))]
     estimate = {"value": 0.5, "interval_95": [0.4, 0.6]}
     event = {"real": 3, "expected": 2.0, **dict.fromkeys(
         ("expected_over_real", "brier", "skill", "excess_reliability", "auc"), estimate)}
@@ -133,7 +133,7 @@ def measured(tmp_path):
 def test_results_are_stored_as_cards(measured, tmp_path):
     tables.store_card("mine", measured, tmp_path / "cards")
     table = read_card(tmp_path / "cards" / "mine.csv")
-    assert set(zip(table["kind"], table["predictor"])) == card_kinds()
+    assert set(zip(table["kind"], table["predictor"])) == CARD_KINDS
     assert "/home/me" not in (tmp_path / "cards" / "mine.json").read_text()
     text = tables.render_card("mine", tmp_path / "cards")
     assert "3 windows of 2 episodes, x, in sampled worlds" in text

@@ -35,8 +35,8 @@ from common.results import ResultStore
 from common.tables import markdown_table, write_table
 from generative.card_tables import (
     CARD_COLUMNS,
+    CARD_KINDS,
     CARDS,
-    card_kinds,
     document_table,
     read_card,
 )
@@ -71,7 +71,7 @@ def store_card(name: str, results: Path, folder: Path = CARDS) -> None:
         UserError: if the folder has no results.
     """
     store = ResultStore(results, LOSS_OVER_TIME)
-    settings, table = store.settings(), store.read("table")
+    settings, table = store.settings(*_FACTS), store.read("table")
     lives = store.read("lives_summary") if store.has("lives_summary") else {}
     facts = {key: settings[key] for key in _FACTS}
     facts |= {"windows": len(settings["windows"]), "episodes": len(set(settings["episodes"])),
@@ -79,7 +79,7 @@ def store_card(name: str, results: Path, folder: Path = CARDS) -> None:
                                **lives[group][f"within_{HORIZON}"]}
                        for group in _GROUPS if group in lives}}
     folder.mkdir(exist_ok=True)
-    rows = [(row.kind, row.predictor) in card_kinds() for row in table.itertuples()]
+    rows = [(row.kind, row.predictor) in CARD_KINDS for row in table.itertuples()]
     write_table(folder / f"{name}.csv", table.loc[rows, list(CARD_COLUMNS)])
     save_json(folder / f"{name}.json", facts)
 
