@@ -23,19 +23,18 @@ import torch
 from torch import Tensor
 
 from agents.agent_file import load_agent
-from agents.episodes import PlayOptions, play_episodes
-from agents.failures import FAILS_BY, attribute_failures, failure_outcomes
+from agents.episodes import SOLVED
+from agents.failures import FAILS_BY, failure_outcomes
 from agents.networks import Policy
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
 from agents.rollout_files import RolloutFolder
 from agents.similarity import kl_divergence
-from agents.testbed import BASELINE
+from agents.testbed import BASELINE, Condition, Testbed
 from analysis.memory.labels import RecordingOptions
 from analysis.memory.lesion_results import (
     LESIONS,
     POLICY,
-    SOLVED,
     TESTED_STEPS,
     VALUE,
     curves_of,
@@ -68,7 +67,7 @@ from common.progress import with_progress
 from common.results import ResultStore
 from envs.procgen_env import EnvConfig
 from interventions.comparison import outcomes_named
-from stats.effects import Condition, Outcome, check_starts, claims_summary, compare_conditions
+from stats.effects import Outcome, check_starts, claims_summary, compare_conditions
 from stats.forest_plot import plot_effects
 from stats.report import Wording, report
 from stats.study import measure_conditions
@@ -124,9 +123,9 @@ def measure_lesions(options: LesionOptions) -> pd.DataFrame:
         "precision": compute.precision, "versions": versions()}, options.overwrite)
     store.compute("open_loop", function=lambda: measure_open_loop(
         policy, compute, folder, conditions, options))
-    levels = list(enumerate(game.draw_levels(options.num_levels, options.seed)))
-    play = ClosedLoop(policy, compute, game, levels, options.seed, options.num_envs, store)
-    measure_conditions(store, "episodes", [BASELINE, *conditions], play)
+    testbed = Testbed(policy, compute, game, game.draw_levels(options.num_levels, options.seed),
+                      options.seed, options.num_envs, causes=True)
+    measure_conditions(store, "episodes", [BASELINE, *conditions], ClosedLoop(testbed, store))
     return write_results(store, conditions, game, options)
 
 
@@ -263,21 +262,11 @@ class ClosedLoop:
     """Function that plays the same levels of the real game under each condition.
 
     Attributes:
-        policy: the agent.
-        compute: device and precision.
-        game: the game.
-        levels: number and level seed of each episode.
-        seed: seed of the actions, of the steps of lesions and of the choice of donors.
-        num_envs: number of episodes played in parallel.
+        testbed: the levels, with causes of failures.
         store: store that keeps the states of the intact agent.
     """
 
-    policy: Policy
-    compute: Compute
-    game: EnvConfig
-    levels: Sequence[tuple[int, int]]
-    seed: int
-    num_envs: int
+    testbed: Testbed
     store: ResultStore
 
     def __call__(self, condition: Condition[Lesion]) -> pd.DataFrame:
@@ -285,32 +274,20 @@ class ClosedLoop:
 
         BASELINE must be played first: it stores the states of the intact agent for the lesions.
         """
-        alter, num_levels = None, len(self.levels)
-        if condition.value is not None:
-            donors, std, begin = self._intact
-            always = np.zeros_like(begin)
-            lesion = condition.value
-            alter = LesionedMemory(lesion, begin if lesion.once or lesion.kind == FREEZE
-                                   else always, self.policy.initial_states(1)[0], std, donors,
-                                   self._size_of(condition))
-        play = functools.partial(
-            play_episodes, self.policy, self.compute, self.game, self.levels, self.seed,
-            self.num_envs, PlayOptions(alter_state=alter, keep_frames=False))
-        rows, states = [], {}
-        for episode in with_progress(attribute_failures(self.game, play), num_levels, "episode"):
-            if alter is None:
-                states[episode.number] = episode.hidden_states[:-1]
-            rows.append((episode.number, episode.level_seed, episode.end, episode.length,
-                         episode.total_reward))
-        if alter is None:
-            ordered = [states[number] for number in range(num_levels)]
-            self.store.write("states", value={"states": np.concatenate(ordered),
-                                              "lengths": np.array([*map(len, ordered)])})
-        table = pd.DataFrame(rows, columns=["level", "level_seed", "cause", "length", "return"]
-                             ).sort_values("level")
-        changed = np.zeros(num_levels, int) if alter is None else alter.num_steps
-        moved = np.zeros(num_levels) if alter is None else alter.moved
-        return table.assign(moved=moved / np.maximum(changed, 1), changed_steps=changed)
+        if condition.value is None:
+            [played] = self.testbed.play([condition])
+            states = [episode.hidden_states[:-1] for episode in played.episodes]
+            self.store.write("states", value={"states": np.concatenate(states),
+                                              "lengths": np.array([*map(len, states)])})
+            return played.table.assign(moved=0.0, changed_steps=0)
+        donors, std, begin = self._intact
+        lesion = condition.value
+        alter = LesionedMemory(
+            lesion, begin if lesion.once or lesion.kind == FREEZE else np.zeros_like(begin),
+            self.testbed.policy.initial_states(1)[0], std, donors, self._size_of(condition))
+        [played] = self.testbed.play([dataclasses.replace(condition, alter_state=alter)])
+        return played.table.assign(moved=alter.moved / np.maximum(alter.num_steps, 1),
+                                   changed_steps=alter.num_steps)
 
     def _size_of(self, condition: Condition[Lesion]) -> float | None:
         """Return the argument ``size`` of ``LesionedMemory`` for a condition."""
@@ -323,12 +300,11 @@ class ClosedLoop:
         """Donors and standard deviations of the units, from the states of the intact agent; and
         the random first step of the lesion in each episode (N,)."""
         arrays = self.store.read("states")
-        states = torch.from_numpy(arrays["states"]).to(self.compute.device)
-        seeds = np.array([level for _, level in self.levels])
+        states = torch.from_numpy(arrays["states"]).to(self.testbed.compute.device)
         last = arrays["lengths"] - 2  # last step before the terminal frame
-        begin = np.random.default_rng(self.seed).integers(np.minimum(last, 1), last + 1)
-        return (Donors(states.split(arrays["lengths"].tolist()), seeds, seed=self.seed),
-                states.std(dim=0), begin)
+        begin = np.random.default_rng(self.testbed.seed).integers(np.minimum(last, 1), last + 1)
+        return (Donors(states.split(arrays["lengths"].tolist()), np.array(self.testbed.levels),
+                       seed=self.testbed.seed), states.std(dim=0), begin)
 
 
 def mean_change(table: pd.DataFrame) -> float:

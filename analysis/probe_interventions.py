@@ -7,6 +7,7 @@ push; a finished run can be extended with more labels.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pandas as pd
 from agents.agent_file import load_agent
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
-from agents.testbed import BASELINE
+from agents.testbed import BASELINE, Testbed
 from analysis.memory.labels import Examples, LabelledRecordingOptions
 from analysis.memory.probe_atlas import PROBE_ATLAS, Label, labels_of
 from analysis.memory.probe_interventions import (
@@ -129,8 +130,9 @@ def measure_pushes(options: ProbeInterventionsOptions) -> pd.DataFrame:
                        list(swaps(directions.labels, states, options.num_controls, options.seed)),
                        options.seed)
     store.write("open_loop", value=opened)
-    measure_conditions(store, "arm", [BASELINE, *conditions], lambda condition: closed_outcomes(
-        policy, compute, env, levels, options.seed, options.num_envs, condition.value))
+    testbed = Testbed(policy, compute, env, levels, options.seed, options.num_envs, causes=True)
+    measure_conditions(store, "arm", [BASELINE, *conditions],
+                       functools.partial(closed_outcomes, testbed))
     outcomes = closed_outcome_list(env.env_name)
     before, *after = (store.read("arm", condition.name) for condition in (BASELINE, *conditions))
     table = with_ratios(compare_conditions(conditions, outcomes, before, np.stack(after),
@@ -151,12 +153,11 @@ def measure_pushes(options: ProbeInterventionsOptions) -> pd.DataFrame:
 
 
 def unrecorded_levels(env: EnvConfig, examples: Examples, options: ProbeInterventionsOptions
-                      ) -> list[tuple[int, int]]:
-    """Draw levels that were not recorded; return the number and the seed of each."""
+                      ) -> list[int]:
+    """Draw the seeds of levels that were not recorded."""
     recorded = set(examples.folder.all_steps(np.unique(examples.episode))["level_seed"])
     drawn = env.draw_levels(options.num_episodes + len(recorded), options.seed)
-    return list(enumerate([level for level in drawn if level not in recorded]
-                          [:options.num_episodes]))
+    return [level for level in drawn if level not in recorded][:options.num_episodes]
 
 
 def open_store(options: ProbeInterventionsOptions, env: EnvConfig, atlas_seed: int,

@@ -10,12 +10,13 @@ from conftest import killed_at, record_arguments, small_policy
 
 import record
 from agents.agent_file import save_agent
+from agents.episodes import SOLVED
 from agents.failures import recorded_causes
 from agents.object_masks import ObjectPainter
 from agents.replay import replayed
 from agents.rollout_files import RolloutFolder
 from analysis import level_labels
-from analysis.memory.labels import LEVEL_LABELS, SOLVED, read_examples
+from analysis.memory.labels import LEVEL_LABELS, read_examples
 from common.errors import UserError
 from common.results import ResultStore
 from envs.labels import ON_GROUND, label_names, labelled_kinds, state_labels

@@ -11,7 +11,9 @@ from sklearn.metrics import roc_auc_score
 
 import record
 from agents.agent_file import load_agent, save_agent
+from agents.layers import STATE
 from agents.replay import recorded_game
+from agents.testbed import BASELINE, Condition, Testbed
 from analysis import level_labels, probe_atlas, probe_interventions
 from analysis.memory.labels import read_examples
 from analysis.memory.probe_atlas import (
@@ -41,6 +43,7 @@ from analysis.memory.probe_interventions import (
     swaps,
     unit_directions,
 )
+from interventions.patches import Add
 from interventions.probes import compare_probes, probe, split_levels
 from stats.bootstrap import ClusterBootstrap
 
@@ -271,13 +274,15 @@ def test_a_push_along_the_unit_that_causes_jumps_makes_the_agent_jump(agent, exa
     assert (rows.loc[("causal", PROBE, "more", "jump"), "effect"]
             / rows.loc[("causal", "swap", "more", "jump"), "effect"]
             == pytest.approx(rows.loc[("causal", PROBE, "more", "jump"), "ratio_to_swap"]))
-    env, played = recorded_game(examples.folder), [(0, 901), (1, 902), (2, 903)]
+    env = recorded_game(examples.folder)
+    testbed = Testbed(policy, FLOAT32, env, [901, 902, 903], num_slots=4, causes=True)
     jump = [outcome.name for outcome in closed_outcome_list(env.env_name)].index("jump")
 
     def play(push):
-        return closed_outcomes(policy, FLOAT32, env, played, 0, 4, push)
+        return closed_outcomes(testbed, Condition("push", patches=[
+            Add(STATE, vector=push.astype(np.float32))]))
 
-    still = play(None)
+    still = closed_outcomes(testbed, BASELINE)
     np.testing.assert_array_equal(play(norm * units[2]), still)
     assert play(3 * units[0])[:, jump].mean() > still[:, jump].mean() + 0.1
     assert ((still[:, 0] == 1) | (still[:, 5:].sum(axis=1) == 1)).all()  # failures have causes

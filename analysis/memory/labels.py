@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from agents.episodes import SOLVED
 from agents.failures import FailureAttributor
 from agents.replay import recorded_game, replayed
 from agents.rollout_files import RolloutFolder
@@ -34,7 +35,6 @@ from common.results import Array, Entry, Npz, ResultStore, Schema, Table
 from envs.labels import ON_GROUND, label_names, state_labels
 from envs.objects import hazards_of
 
-SOLVED = "solved"  # value of ``cause`` for an episode without a failure
 LEVEL_LABELS = Schema("level labels", "analysis/level_labels.py", items={
     "labels": Entry("labels_{:0>5}.npz", Npz({
         "names": Array(np.str_, "K"), "labels": Array(np.float32, "L K", finite=False),

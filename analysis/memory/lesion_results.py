@@ -68,7 +68,6 @@ LESIONS = Schema(
         "kl_figure": Entry("kl.png", File())},
     informative=("versions", "agent_file", "data_dir"))
 ATTRIBUTION = "attribution"  # name of the curve of attributions
-SOLVED = "solved"  # cause of an episode that solved its level
 ONCE = ("reset_once", "swap_once", "delay_once")  # lesions whose effects fade
 TESTED_STEPS = (1, 4, 16, 32)  # steps after a lesion at which the open loop is tested
 REACH = 0.1  # share of a curve's maximum that defines its reach, see reach_of

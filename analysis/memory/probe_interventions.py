@@ -32,23 +32,19 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from agents.episodes import PlayOptions, play_episodes
-from agents.failures import attribute_failures, causes_of, failure_outcomes
-from agents.hooks import patched
+from agents.failures import causes_of, failure_outcomes
 from agents.layers import STATE
 from agents.networks import Policy
 from agents.similarity import kl_divergence
+from agents.testbed import Condition, Testbed
 from analysis.memory.labels import JUMPS, RIGHT
 from analysis.memory.probe_atlas import Label
-from common.devices import Compute
-from common.progress import with_progress
 from common.results import Array, Entry, File, Npy, Schema, Table, Text
 from common.tables import markdown_table
-from envs.procgen_env import EnvConfig
 from interventions.comparison import outcomes_named
 from interventions.patches import Add
 from stats.bootstrap import by_episode
-from stats.effects import Condition, Outcome, compare_conditions
+from stats.effects import Outcome, compare_conditions
 from stats.report import Wording, bold, format_interval, format_number
 
 PROBE, COVARIANCE, SWAP, PUSH = "probe", "covariance", "swap", "push"
@@ -105,18 +101,24 @@ def pushes(directions: Mapping[str, Mapping[str, np.ndarray]], norm: float, num_
         num_controls: number of random directions.
         seed: seed of the random directions; each depends only on the seed and its index.
     """
-    conditions = [Condition(
-        f"{sense}_{label}_{method}", f"{sense} {label} ({method})", PUSH, value=sign * norm * unit,
-        settings={"label": label, "method": method, "sense": sense, "norm": norm})
+    conditions = [_push(
+        f"{sense}_{label}_{method}", f"{sense} {label} ({method})", sign * norm * unit,
+        {"label": label, "method": method, "sense": sense, "norm": norm})
         for label, units in directions.items() for method, unit in units.items()
         for sense, sign in ((MORE, 1), (LESS, -1))]
     size = next(len(unit) for units in directions.values() for unit in units.values())
     for number in range(num_controls):
         drawn = np.random.default_rng([seed, number]).standard_normal(size)
-        conditions.append(Condition(
-            f"random_{number:03d}", f"random {number}", PUSH, True,
-            norm * drawn / np.linalg.norm(drawn), {"random": number, "seed": seed, "norm": norm}))
+        conditions.append(_push(
+            f"random_{number:03d}", f"random {number}", norm * drawn / np.linalg.norm(drawn),
+            {"random": number, "seed": seed, "norm": norm}, control=True))
     return conditions
+
+
+def _push(name: str, label: str, vector: np.ndarray, settings: Mapping, control: bool = False
+          ) -> Condition[np.ndarray]:
+    return Condition(name, label, PUSH, control, vector, settings,
+                     patches=[Add(STATE, vector=vector.astype(np.float32))])
 
 
 def swaps(labels: Sequence[Label], states: np.ndarray, num_controls: int, seed: int
@@ -207,29 +209,19 @@ def closed_outcome_list(game: str) -> tuple[Outcome, ...]:
             *failure_outcomes(game))
 
 
-def closed_outcomes(policy: Policy, compute: Compute, env: EnvConfig,
-                    levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
-                    push: np.ndarray | None) -> np.ndarray:
-    """Play all levels in the real game with a push at every step.
-
-    Args:
-        policy, compute, env, levels, seed, num_slots: see ``agents.episodes.play_episodes``.
-        push: vector that is added to the state that leaves each step (D,); None for no push.
+def closed_outcomes(testbed: Testbed, condition: Condition[np.ndarray]) -> np.ndarray:
+    """Play all levels of a testbed with causes, with a push at every step.
 
     Returns:
-        Outcomes, float64 (E, K), by ascending episode number.
+        Outcomes, float64 (E, K), in the order of the levels.
     """
-    causes, rows = causes_of(env.env_name), {}
-    with patched(policy, [] if push is None else [Add(STATE, vector=push.astype(np.float32))]):
-        play = functools.partial(play_episodes, policy, compute, env, levels, seed, num_slots,
-                                 PlayOptions(keep_frames=False))
-        for episode in with_progress(attribute_failures(env, play), len(levels), "episode"):
-            actions = episode.actions[:-1]
-            rows[episode.number] = [
-                episode.level_complete, episode.total_reward, episode.length,
-                JUMPS[actions].mean(), RIGHT[actions].mean(),
-                *(episode.cause == name for name in causes)]
-    return np.array([rows[number] for number in sorted(rows)], dtype=np.float64)
+    [played] = testbed.play([condition])
+    assert testbed.env is not None
+    causes = causes_of(testbed.env.env_name)
+    return np.array([[
+        episode.level_complete, episode.total_reward, episode.length,
+        JUMPS[episode.actions[:-1]].mean(), RIGHT[episode.actions[:-1]].mean(),
+        *(episode.cause == name for name in causes)] for episode in played.episodes], np.float64)
 
 
 def with_ratios(table: pd.DataFrame, conditions: Sequence[Condition]) -> pd.DataFrame:
