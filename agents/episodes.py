@@ -31,6 +31,7 @@ from common.config import check_entries
 from common.devices import Compute
 from common.errors import UserError
 from common.files import read_description
+from common.progress import with_progress
 from common.video import mark_action, side_by_side
 from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
 from stats.significance import share
@@ -298,7 +299,7 @@ def read_evaluation(path: Path, more: Mapping[str, object] | None = None) -> dic
     return result
 
 
-def evaluate(episodes: Iterable[Episode]) -> Evaluation:
+def summarise(episodes: Iterable[Episode]) -> Evaluation:
     """Compute success rate, mean return and mean length of one or more episodes."""
     episodes = list(episodes)
     n = len(episodes)
@@ -312,6 +313,31 @@ def evaluate(episodes: Iterable[Episode]) -> Evaluation:
     return Evaluation(
         n, rate, (low, high), float(returns.mean()), interval,
         float(np.mean([episode.length for episode in episodes])))
+
+
+def evaluate(policy: Policy, env: EnvConfig, *, num_episodes: int = 100, seed: int = 0,
+             greedy: bool = False) -> Evaluation:
+    """Play levels with an agent, inside active ``patched`` blocks with these patches.
+
+    ``evaluate.py`` has further options, such as causes of failures.
+
+    Args:
+        policy: the agent.
+        env: game and range of levels; ``env.unseen_levels()`` are the levels beyond a range.
+        num_episodes: number of levels, one episode each.
+        seed: seed of levels and actions.
+        greedy: take the most likely action instead of sampling one.
+
+    Example::
+
+        >>> env = EnvConfig("coinrun", "hard")
+        >>> result = evaluate(policy, env, num_episodes=4)
+        >>> assert 0 <= result.success_rate <= 1 and result.mean_length > 0
+    """
+    levels = list(enumerate(env.draw_levels(num_episodes, seed)))
+    episodes = play_episodes(policy, Compute(policy.device, bfloat16=False), env, levels, seed,
+                             FRAMES_PER_BATCH, PlayOptions(greedy=greedy, keep_frames=False))
+    return summarise(with_progress(episodes, len(levels), "episode"))
 
 
 def small_film(episode: Episode, max_steps: int) -> np.ndarray:
