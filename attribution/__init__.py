@@ -11,11 +11,9 @@ from common.exports import lazy_exports
 
 if TYPE_CHECKING:
     from attribution.in_frames import attribute_to_layer
-    from attribution.integrated_gradients import Integration
     from attribution.published_run import run
 
-__all__ = ["Integration", "attribute_to_layer", "run"]
+__all__ = ["attribute_to_layer", "run"]
 __getattr__, __dir__ = lazy_exports(__name__, {
     "attribution.in_frames": ["attribute_to_layer"],
-    "attribution.integrated_gradients": ["Integration"],
     "attribution.published_run": ["run"]})

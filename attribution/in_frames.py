@@ -23,7 +23,7 @@ from common.errors import UserError
 def attribute_to_layer(policy: Policy, frames: Any, layer: str, *,
                        outputs: Sequence[str] = (VALUE,), hidden_states: Any = None,
                        actions: Sequence[int] | np.ndarray | None = None,
-                       integration: Integration | None = None) -> Attributions:
+                       tolerance: float = 0.01) -> Attributions:
     """Attribute outputs of an agent to a layer's activations, by integrated gradients.
 
     See ``attribution.integrated_gradients`` for the method; the baseline is zero.
@@ -36,7 +36,7 @@ def attribute_to_layer(policy: Policy, frames: Any, layer: str, *,
         outputs: names of K outputs, see ``agents.outputs.output_names``.
         hidden_states: states that enter the agent at these frames (B, D); None for initial states.
         actions: actions taken (B,), for the output ``taken``.
-        integration: settings of the integration.
+        tolerance: relative completeness error above which paths are refined.
 
     Returns:
         ``values``: attributions, float32 (K, B, C, H, W), which sum to ``outputs - baselines``
@@ -64,6 +64,6 @@ def attribute_to_layer(policy: Policy, frames: Any, layer: str, *,
                         f"many actions, not {entering.shape} and {len(actions)}")
     [bottleneck] = find_bottlenecks(policy, [layer])
     attributor = LayerIntegratedGradients(policy, Compute(policy.device, bfloat16=False),
-                                          bottleneck, scalars, integration or Integration())
+                                          bottleneck, scalars, Integration(tolerance=tolerance))
     prefix, taken = attributor.run_prefix(images, entering), np.asarray(actions, np.int64)
     return attributor.attribute(prefix, taken, attributor.outputs_at(prefix, taken).std(axis=1))

@@ -128,9 +128,9 @@ def test_the_first_imagined_step_shows_the_last_initial_frame(folder):
                     actions=actions[row - 1:row - 1 + num_steps])
     error = np.abs(dream.frames - truth.astype(float)).mean(axis=(1, 2, 3))
     assert error.argmin() == 0 and error[0] < 0.5 * np.abs(truth[0] - initial[0].astype(float)).mean()
-    both = imagine(simulator, np.stack([initial, initial]), num_steps=num_steps,
+    both = imagine(simulator, np.stack([initial, episode.frames[:3]]), num_steps=num_steps,
                    actions=actions[row - 1:row - 1 + num_steps])
-    assert np.abs(both.frames[1].astype(int) - dream.frames).max() <= 30  # another world seed
+    assert np.abs(both.frames[0].astype(int) - dream.frames).max() <= 2  # other rounding
     for frames, chosen, message in (
             (initial[:2], None, "starts from 3 frames, not 2"),
             (initial, [0.5] * num_steps, "whole numbers of the shape"),
@@ -152,10 +152,12 @@ def test_examples_of_public_names_run(folder, tmp_path, monkeypatch):
     for name, value in exported().items():
         if name == "run":
             continue
+        import time; begun = time.process_time()
         example = doctest.DocTestParser().get_doctest(value.__doc__, dict(names), name, name, 0)
         assert 2 <= len(example.examples) <= 3, name
         output = []
         assert runner.run(example, out=output.append).failed == 0, "".join(output)
+        print("TIME", name, time.process_time() - begun)
 
 
 def test_the_notebook_uses_public_names_only():
