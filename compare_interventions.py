@@ -11,12 +11,16 @@ every part of a layer is patched in turn, in single frames instead of whole runs
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
 from agents.agent_file import load_agent
+from agents.episodes import PlayOptions
 from agents.provenance import agent_sha256
+from agents.reference_set import recorded_reference
 from agents.rollout_files import RolloutFolder
+from agents.testbed import Testbed
 from common.cli import count, environments, seed
 from common.devices import Compute
 from common.errors import UserError
@@ -27,13 +31,12 @@ from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.flags import DataOptions
 from generative.runs import open_simulator
-from generative.sampling import SamplingPlan, simulated_starts
+from generative.sampling import Sampler, SamplingPlan
+from generative.simulated_game import SimulatedGame
 from interventions.ablations import RESAMPLE, ablation_conditions
 from interventions.comparison import (
     COMPARISON,
     ConditionSet,
-    Testbed,
-    real_levels,
     run_comparison,
     write_joined_results,
 )
@@ -106,10 +109,11 @@ def compare(options: ComparisonOptions) -> ResultStore:
     if options.num_controls < 2:
         raise UserError("--num_controls must be at least 2, so that each control can be compared "
                         "with another one")
-    testbed = (in_simulator if options.in_simulator else on_real_levels)(options, compute)
+    testbed, about = (in_simulator if options.in_simulator else on_real_levels)(options, compute)
     sets = direction_sets(options, testbed) if options.alters_directions else []
     settings = {
-        "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
+        **about, "agent_file": options.agent_file.name,
+        "agent_sha256": agent_sha256(options.agent_file),
         "num_episodes": options.num_episodes, "seed": options.seed, "precision": compute.precision}
     if options.scan:
         run_scan(store, options.scan, testbed, compute, options.references, settings,
@@ -118,7 +122,10 @@ def compare(options: ComparisonOptions) -> ResultStore:
     wording = DIRECTIONS if not options.arms else MIXED if sets else PATCHES
     if options.arms:
         sets.append(patch_conditions(options, testbed, options.seed))
-    where, acts = testbed.description
+    where, acts = "simulated starts", f"{about.get('num_steps')} steps of most likely actions"
+    if testbed.env is not None:
+        where = f"real levels of {testbed.env.env_name} ({testbed.env.distribution_mode})"
+        acts = "actions drawn from the policy"
     if wording != PATCHES and not options.in_simulator:
         acts += f", altered from step {options.alter_from_step} on"
     run_comparison(store, testbed, sets, settings,
@@ -148,18 +155,20 @@ def direction_sets(options: ComparisonOptions, testbed: Testbed) -> list[Conditi
             for conditions in sets if conditions.conditions]
 
 
-def on_real_levels(options: ComparisonOptions, compute: Compute) -> Testbed:
-    """Return a testbed of real levels."""
+def on_real_levels(options: ComparisonOptions, compute: Compute) -> tuple[Testbed, dict]:
+    """Return a testbed of real levels, and its settings."""
     env, edit = options.game(options.agent_file)
-    return real_levels(
-        load_agent(options.agent_file, compute.device), compute,
-        env if options.training_levels else env.unseen_levels(), options.num_episodes,
-        options.seed, options.num_envs, edit,
-        {**region_described(edit), "from_step": options.alter_from_step})
+    if not options.training_levels:
+        env = env.unseen_levels()
+    levels = env.draw_levels(options.num_episodes, options.seed)
+    return Testbed(load_agent(options.agent_file, compute.device), compute, env, levels,
+                   options.seed, options.num_envs, edit), {
+        "where": "real levels", "env": vars(env), **region_described(edit),
+        "from_step": options.alter_from_step}
 
 
-def in_simulator(options: ComparisonOptions, compute: Compute) -> Testbed:
-    """Return a testbed that simulates the same starts each time.
+def in_simulator(options: ComparisonOptions, compute: Compute) -> tuple[Testbed, dict]:
+    """Return a testbed of simulated starts, and its settings.
 
     Raises:
         UserError: if an option is missing or does not apply to the simulator.
@@ -179,13 +188,17 @@ def in_simulator(options: ComparisonOptions, compute: Compute) -> Testbed:
     if not plan.random_start:
         dataset = RolloutDataset(Path(data_dir), plan.num_init_steps, num_steps)
         dataset.check_agent(options.agent_file, simulator.agent.policy)
-    return simulated_starts(
-        simulator, compute, plan, dataset, options.num_episodes, options.batch_size,
-        RolloutFolder(Path(data_dir)), {
-            "model_file": options.model_file.name, "model_sha256": sha256(options.model_file),
-            "data_dir": data_dir if dataset else None,
-            "recording_sha256": (dataset.folder.sha256(options.check_contents) if dataset
-                                 else None)})
+    sampler = Sampler(simulator, compute, plan, dataset, options.num_episodes)
+    return Testbed(
+        simulator.agent.policy, compute, SimulatedGame(simulator, compute, sampler.begin),
+        range(options.num_episodes), options.seed, options.batch_size,
+        options=PlayOptions(greedy=True, max_steps=num_steps - 1, keep_frames=False),
+        draw_reference=functools.partial(recorded_reference, RolloutFolder(Path(data_dir)),
+                                         sampler.episodes)), {
+        "where": "the simulator", **plan.settings(simulator),
+        "model_file": options.model_file.name, "model_sha256": sha256(options.model_file),
+        "data_dir": data_dir if dataset else None,
+        "recording_sha256": dataset.folder.sha256(options.check_contents) if dataset else None}
 
 
 main = command(ComparisonOptions, compare)

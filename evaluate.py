@@ -115,8 +115,8 @@ def play_levels(options: EvaluateOptions, policy: Policy, compute: Compute, conf
             PlayOptions(greedy=options.greedy, edit=edit, keep_frames=False))
 
         def with_causes() -> Iterator[Episode]:
-            for episode, cause, _ in attribute_failures(config, play):
-                causes.update([cause] if cause else [])
+            for episode in attribute_failures(config, play):
+                causes.update([episode.cause] if episode.cause else [])
                 yield episode
 
         episodes = with_causes() if options.causes else play()

@@ -46,7 +46,7 @@ def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
 
     Args:
         policy: the agent.
-        frames: uint8 (M, H, W, C), on the policy's device.
+        frames: uint8 (M, H, W, C), or images in [0, 1] (M, C, H, W), on the policy's device.
         compute: precision and memory layout.
     """
     size = CPU_CHUNK if compute.device.type == "cpu" else GPU_CHUNK
@@ -55,8 +55,9 @@ def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
         for begin in range(0, len(frames), size):
             chunk = frames[begin:begin + size]
             with chunk_of_batch(policy, begin, begin + len(chunk), len(frames)):
-                embeddings.append(policy.embed(
-                    to_images(chunk, compute.channels_last, compute.dtype)).float())
+                images = chunk if chunk.is_floating_point() else to_images(
+                    chunk, compute.channels_last, compute.dtype)
+                embeddings.append(policy.embed(images).float())
     return torch.cat(embeddings)
 
 
@@ -70,7 +71,7 @@ def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
     Args:
         policy: the agent.
         compute: device, precision and memory layout.
-        frames: uint8 (N, H, W, C).
+        frames: uint8 (N, H, W, C), or images in [0, 1] (N, C, H, W).
         hidden_in: states that enter the step (N, D).
     """
     frames = torch.as_tensor(frames).to(compute.device, non_blocking=True)

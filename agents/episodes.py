@@ -17,6 +17,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,35 +27,106 @@ from torch import Tensor
 from agents.acting import draw_actions, run_policy
 from agents.hooks import active_patches, batch_info
 from agents.networks import Policy, PolicyOutput
-from agents.patch import BatchInfo
+from agents.patch import NO_LEVEL, BatchInfo
 from common.config import check_entries
 from common.devices import Compute
 from common.errors import UserError
 from common.files import read_description
-from common.progress import with_progress
 from common.video import mark_action, side_by_side
-from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
+from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots, RealGame
 from stats.significance import share
 
 FRAMES_PER_BATCH = 16
 FILM_SIZE = 256  # pixels per side
 Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 
+SOLVED, FAILED, UNFINISHED = "solved", "failed", "unfinished"  # see ``Episode.end``
+
 Watch = Callable[[int, int, Callable[[], bytes | None]], None]
 """Callback before each step of an episode. Its arguments are the number of the episode, the number
 of steps taken, and a function that returns the current state of the level."""
 
 
+class Game(Protocol):
+    """Environment of N slots, each of which plays one episode: the real game or a simulator.
+
+    Attributes:
+        is_simulated: whether this is a simulator. Its frames are float images (N, C, H, W) in
+            [0, 1] instead of uint8 (N, H, W, C), and its episodes end only at ``max_steps``.
+    """
+
+    is_simulated: bool
+
+    def reset(self, slots: Sequence[int], levels: Sequence[int]
+              ) -> tuple[Tensor, Sequence[float]] | None:
+        """Begin episodes, and return the states that enter the agent (N, D), and the rewards that
+        come with the first frames; None for the agent's own initial state and no rewards."""
+
+    def observe(self, slots: Sequence[int]) -> np.ndarray | Tensor:
+        """Return the current frames."""
+
+    def step(self, slots: Sequence[int], actions: Sequence[int]) -> Sequence[tuple[float, bool]]:
+        """Take a step in each slot, and return its reward, and whether it ended the episode."""
+
+    def get_state(self, slot: int) -> Any:
+        """Return the state of a slot; None after the end of an episode."""
+
+    def set_state(self, slot: int, state: Any) -> None:
+        """Continue an episode in a slot from a state."""
+
+    def result(self, slot: int) -> float:
+        """Return whether the slot's episode has ended with the level solved. In a simulator, return
+        the largest probability so far that the episode ends."""
+
+    def close(self) -> None:
+        """Free the slots."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeState:
+    """State in the middle of an episode, from which it can be continued.
+
+    Attributes:
+        level_seed: seed of the level.
+        step: number of steps taken so far.
+        state: state of the game, see ``Game.get_state``.
+        hidden: hidden state that enters the agent, float32 (D,).
+    """
+
+    level_seed: int
+    step: int
+    state: Any
+    hidden: np.ndarray
+
+
+class Run(NamedTuple):
+    """An episode to play.
+
+    Attributes:
+        number: number of the episode.
+        start: seed of the level, number of a simulated start, or a state to continue from.
+        actions: actions that replace the first actions of the agent.
+        stream: number of the stream of random actions; None for ``number``. Runs with the same
+            stream draw the same random number at the same step, counted from their start.
+    """
+
+    number: int
+    start: int | EpisodeState
+    actions: Sequence[int] = ()
+    stream: int | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """Data of one episode.
+    """Data of one episode, or of its part from an ``EpisodeState`` on.
 
     The last row is the terminal step, with ``dones`` true, the final reward and a black frame. Each
-    reward is in the row of the frame that follows the action, so the first reward is 0.
+    reward is in the row of the frame that follows the action, so the first reward is 0. After
+    ``max_steps`` the last row is an ordinary frame, with ``dones`` false.
 
     Attributes:
         number: number of the episode, as passed to ``play_episodes``.
-        level_seed: seed of the level.
+        level_seed: seed of the level; ``NO_LEVEL`` in a simulator.
         frames: uint8 (L, H, W, C); empty if not kept.
         hidden_states: float32 (L + 1, D); row t enters the agent at frame t, row t + 1 leaves it.
             Changes by ``PlayOptions.alter_state`` are not included.
@@ -63,10 +135,14 @@ class Episode:
         actions: int64 (L,); the action in the last row is never taken.
         rewards: float32 (L,).
         dones: bool (L,).
-        level_complete: whether the game counts the level as solved.
+        level_complete: whether the game counts the level as solved; in a simulator, the largest
+            probability that the episode ends.
         person_views: L larger images of the level, each uint8 (512, 512, C); empty if not kept.
         positions: x and y of the player in squares, float32 (L, 2), or (L, 0) if not kept; NaN in
             the last row.
+        cause: cause of the failure, and
+        in_view: number of steps with each kind of hazard in view, from
+            ``agents.failures.attribute_failures``; None and empty without it.
     """
 
     number: int
@@ -78,9 +154,18 @@ class Episode:
     actions: np.ndarray
     rewards: np.ndarray
     dones: np.ndarray
-    level_complete: bool
+    level_complete: float
     person_views: list[np.ndarray]
     positions: np.ndarray
+    cause: str | None = None
+    in_view: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> str:
+        """SOLVED; UNFINISHED after ``max_steps``; or else ``cause``, or FAILED if it is unknown."""
+        if not self.dones[-1]:
+            return UNFINISHED
+        return SOLVED if self.level_complete else self.cause or FAILED
 
     @property
     def total_reward(self) -> float:
@@ -95,16 +180,17 @@ class Episode:
 class _OpenEpisode:
     """Data of an episode in progress."""
 
-    def __init__(self, number: int, level_seed: int, seed: int, hidden: np.ndarray):
-        self.number = number
+    def __init__(self, run: Run, level_seed: int, seed: int, hidden: np.ndarray):
+        self.number, self.actions, start = run.number, run.actions, run.start
         self.level_seed = level_seed
-        self.rng = np.random.default_rng([seed, number])
+        self.first_step = start.step if isinstance(start, EpisodeState) else 0
+        self.rng = np.random.default_rng([seed, self.number if run.stream is None else run.stream])
         self.reward, self.ended = 0.0, False  # returned by the last step, with the current frame
         self.hidden_states = [hidden]
         self.rows: list[tuple] = []
         self.person_views: list[np.ndarray] = []
 
-    def close(self, level_complete: bool) -> Episode:
+    def close(self, level_complete: float) -> Episode:
         frames, log_probs, values, actions, rewards, dones, positions = map(
             np.array, zip(*self.rows))
         return Episode(self.number, self.level_seed, frames, np.array(self.hidden_states),
@@ -122,8 +208,10 @@ class PlayOptions:
             metadata, to the logits that actions are sampled from.
         alter_state: optional function that maps the hidden states (N, D) that enter a step, and the
             batch metadata, to the states (N, D) that the agent uses instead.
+        max_steps: maximum number of actions per episode; None for no limit.
         edit: optional edit of every level before it is played.
         edit_every_step: repeat the edit after every step, see ``LevelSlots``.
+        keep_outputs: keep the hidden states and log-probabilities; otherwise they are empty.
         keep_frames: keep the frames; otherwise ``Episode.frames`` is empty.
         keep_person_views: keep ``Episode.person_views``, 0.8 MB per step and episode in progress.
         keep_positions: keep the player's positions, which takes 0.15 ms per step.
@@ -132,8 +220,10 @@ class PlayOptions:
     greedy: bool = False
     alter_logits: Callable[[Tensor, BatchInfo], Tensor] | None = None
     alter_state: Callable[[Tensor, BatchInfo], Tensor] | None = None
+    max_steps: int | None = None
     edit: LevelEdit | None = None
     edit_every_step: bool = False
+    keep_outputs: bool = True
     keep_frames: bool = True
     keep_person_views: bool = False
     keep_positions: bool = False
@@ -142,11 +232,11 @@ class PlayOptions:
 DEFAULT_OPTIONS = PlayOptions()
 
 
-def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
-                  levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
+def play_episodes(policy: Policy, compute: Compute, game: EnvConfig | Game,
+                  runs: Sequence[tuple[int, int] | Run], seed: int, num_slots: int,
                   options: PlayOptions = DEFAULT_OPTIONS,
                   watch: Watch | None = None) -> Iterator[Episode]:
-    """Play one episode on each level and yield the episodes as they end.
+    """Play episodes and yield them as they end.
 
     Every forward pass has batch metadata. They include the player's square and facing only if an
     active patch needs metadata.
@@ -154,48 +244,41 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
     Args:
         policy: the agent.
         compute: device, precision and memory layout.
-        config: the game.
-        levels: pairs of episode number and level seed.
-        seed: seed of the random actions, used together with the episode number.
+        game: the real game, or an environment with at least ``num_slots`` slots.
+        runs: fields of ``Run``; number and level seed suffice.
+        seed: seed of the random actions, used together with the stream of the run.
         num_slots: number of episodes played at a time.
         options: how to act, how to edit the levels, and which data to keep.
         watch: optional callback, called before every step.
     """
-    num_slots = min(num_slots, len(levels))
-    slots = LevelSlots(config, num_slots, options.keep_person_views, options.edit,
-                       options.edit_every_step)
-    initial = policy.initial_states(1)[0]  # (D,)
+    num_slots = min(num_slots, len(runs))
+    env: Game = game if not isinstance(game, EnvConfig) else RealGame(
+        game, num_slots, options.keep_person_views, options.edit, options.edit_every_step)
     hidden = policy.initial_states(num_slots)  # (N, D)
-    waiting = iter(levels)
+    waiting = (Run(*run) for run in runs)
     playing: dict[int, _OpenEpisode] = {}  # episodes in progress by slot
-
-    def start(slot: int) -> None:
-        entry = next(waiting, None)
-        if entry is not None:
-            slots.start(slot, entry[1])
-            hidden[slot] = initial
-            playing[slot] = _OpenEpisode(*entry, seed, initial.cpu().numpy())
-
     try:
-        for slot in range(num_slots):
-            start(slot)
-        while playing:
+        while True:
+            free = [slot for slot in range(num_slots) if slot not in playing]
+            _start(policy, env, dict(zip(free, waiting)), hidden, seed, playing)
+            if not playing:
+                break
             active = sorted(playing)
-            info = BatchInfo(*np.array([(playing[slot].number, len(playing[slot].rows),
-                                         playing[slot].level_seed) for slot in active]).T)
+            info = BatchInfo(*np.array([
+                (episode.number, episode.first_step + len(episode.rows), episode.level_seed)
+                for _, episode in sorted(playing.items())]).T)
             need_positions = any(patches.need_info for patches in active_patches(policy))
             positions = np.full((len(active), 3), np.nan)  # y, x, facing; NaN in the last row
-            for i, slot in enumerate(active if options.keep_positions or need_positions else ()):
-                player = slots.player(slot)
-                if player is not None:
-                    positions[i] = player["y"], player["x"], player["is_reflected"]
-            if need_positions:
-                squares = np.where(np.isnan(positions), -1, positions).astype(np.int64)
-                info = dataclasses.replace(info, square=squares[:, :2], facing=squares[:, 2])
+            if isinstance(env, RealGame) and (options.keep_positions or need_positions):
+                positions = env.players(active)
+                if need_positions:
+                    squares = np.where(np.isnan(positions), -1, positions).astype(np.int64)
+                    info = dataclasses.replace(info, square=squares[:, :2], facing=squares[:, 2])
             entering = hidden[active]
             if options.alter_state is not None:
                 entering = options.alter_state(entering, info)
-            output = _run_in_batches(policy, compute, slots.frames[active], entering, info)
+            frames = env.observe(active)
+            output = _run_in_batches(policy, compute, frames, entering, info)
             hidden[active] = output.hidden_states
             logits = output.logits
             if options.alter_logits is not None:
@@ -210,33 +293,62 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                 x.cpu().numpy() for x in (output.hidden_states, log_probs, output.values, chosen))
 
             for i, slot in enumerate(active):
-                episode = playing[slot]
-                episode.hidden_states.append(hidden_out[i])
+                episode, num_taken = playing[slot], len(playing[slot].rows)
+                if num_taken < len(episode.actions):
+                    actions[i] = episode.actions[num_taken]
+                if options.keep_outputs:
+                    episode.hidden_states.append(hidden_out[i])
                 episode.rows.append((
-                    slots.frames[slot].copy() if options.keep_frames else (), log_probs_out[i],
+                    np.array(frames[i]) if options.keep_frames else (),
+                    log_probs_out[i] if options.keep_outputs else (),
                     values[i], actions[i], episode.reward, episode.ended,
                     positions[i, 1::-1] if options.keep_positions else ()))
-                if options.keep_person_views:
-                    episode.person_views.append(slots.person_view(slot))
-                if episode.ended:
+                if options.keep_person_views and isinstance(env, RealGame):
+                    episode.person_views.append(env.person_view(slot))
+                if episode.ended or num_taken == options.max_steps:
                     del playing[slot]
-                    yield episode.close(bool(slots.level_complete[slot]))
-                    start(slot)
-                else:
-                    if watch is not None:
-                        watch(episode.number, len(episode.rows) - 1,
-                              functools.partial(slots.state, slot))
-                    episode.reward, episode.ended = slots.step(slot, actions[i])
+                    yield episode.close(env.result(slot))
+                elif watch is not None:
+                    watch(episode.number, num_taken, functools.partial(env.get_state, slot))
+            going = [i for i, slot in enumerate(active) if slot in playing]
+            slots = [active[i] for i in going]
+            for slot, result in zip(slots, env.step(slots, actions[going].tolist())):
+                playing[slot].reward, playing[slot].ended = result
     finally:
-        slots.close()
+        if isinstance(game, EnvConfig):
+            env.close()
 
 
-def _run_in_batches(policy: Policy, compute: Compute, frames: np.ndarray, hidden: Tensor,
+def _start(policy: Policy, env: Game, runs: Mapping[int, Run], hidden: Tensor, seed: int,
+           playing: dict[int, _OpenEpisode]) -> None:
+    """Begin runs in free slots; set their rows of ``hidden`` (N, D), and add them to ``playing``.
+    """
+    new = {slot: run.start for slot, run in runs.items() if isinstance(run.start, int)}
+    first = env.reset(list(new), list(new.values())) if new else None
+    hidden[list(new)] = policy.initial_states(len(new)) if first is None else first[0]
+    for slot, run in runs.items():
+        start = run.start
+        if isinstance(start, EpisodeState):
+            env.set_state(slot, start.state)
+            hidden[slot] = torch.from_numpy(start.hidden)
+            level = start.level_seed
+        else:
+            level = NO_LEVEL if env.is_simulated else start
+        playing[slot] = _OpenEpisode(run, level, seed, hidden[slot].clone().cpu().numpy())
+    if first is not None:
+        for slot, reward in zip(new, first[1]):
+            playing[slot].reward = reward
+
+
+def _run_in_batches(policy: Policy, compute: Compute, frames: np.ndarray | Tensor, hidden: Tensor,
                     info: BatchInfo) -> PolicyOutput:
     """Run one step on frames (N, H, W, C) and states (N, D) in batches of FRAMES_PER_BATCH.
 
-    The last batch is padded with empty rows.
+    The last batch is padded with empty rows. Simulated images (N, C, H, W) form a single batch.
     """
+    if isinstance(frames, Tensor):
+        with batch_info(policy, info):
+            return run_policy(policy, compute, frames, hidden)
     number = len(frames)
     missing = -number % FRAMES_PER_BATCH
     frames = np.concatenate([frames, np.zeros((missing, *frames.shape[1:]), frames.dtype)])
@@ -313,31 +425,6 @@ def summarise(episodes: Iterable[Episode]) -> Evaluation:
     return Evaluation(
         n, rate, (low, high), float(returns.mean()), interval,
         float(np.mean([episode.length for episode in episodes])))
-
-
-def evaluate(policy: Policy, env: EnvConfig, *, num_episodes: int = 100, seed: int = 0,
-             greedy: bool = False) -> Evaluation:
-    """Play levels with an agent, inside active ``patched`` blocks with these patches.
-
-    ``evaluate.py`` has further options, such as causes of failures.
-
-    Args:
-        policy: the agent.
-        env: game and range of levels; ``env.unseen_levels()`` are the levels beyond a range.
-        num_episodes: number of levels, one episode each.
-        seed: seed of levels and actions.
-        greedy: take the most likely action instead of sampling one.
-
-    Example::
-
-        >>> env = EnvConfig("coinrun", "hard")
-        >>> result = evaluate(policy, env, num_episodes=4)
-        >>> assert 0 <= result.success_rate <= 1 and result.mean_length > 0
-    """
-    levels = list(enumerate(env.draw_levels(num_episodes, seed)))
-    episodes = play_episodes(policy, Compute(policy.device, bfloat16=False), env, levels, seed,
-                             FRAMES_PER_BATCH, PlayOptions(greedy=greedy, keep_frames=False))
-    return summarise(with_progress(episodes, len(levels), "episode"))
 
 
 def small_film(episode: Episode, max_steps: int) -> np.ndarray:

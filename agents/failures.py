@@ -12,11 +12,12 @@ is restored by replaying the actions since the last state that was read.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from agents.episodes import Episode
+from agents.episodes import FAILED, Episode
 from agents.replay import level_states, recorded_game
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
@@ -168,7 +169,7 @@ class StateSampler:
 
 
 def attribute_failures(config: EnvConfig, play: Callable[..., Iterator[Episode]]
-                       ) -> Iterator[tuple[Episode, str | None, list[int]]]:
+                       ) -> Iterator[Episode]:
     """Play episodes, and yield each as soon as it ends, with the cause of its failure.
 
     Args:
@@ -176,20 +177,20 @@ def attribute_failures(config: EnvConfig, play: Callable[..., Iterator[Episode]]
         play: ``play_episodes`` with all arguments bound except ``watch``.
 
     Yields:
-        - The episode.
-        - Cause of its failure, one of ``causes_of``; None if the level was solved.
-        - Estimated number of steps with each kind of hazard in view, in the order of
-          ``hazards_of``; see ``StateSampler``.
+        The episode, with ``cause``, one of ``causes_of`` (None if the level was solved, or the
+        episode has not ended), and ``in_view``, the estimated number of steps with each kind of
+        hazard in view, in the order of ``hazards_of``; see ``StateSampler``.
     """
     sampler = StateSampler(config.env_name)
     with contextlib.closing(FailureAttributor(config)) as attributor:
         for episode in play(watch=sampler):
             cause = None
             step, state = sampler.last.pop(episode.number)
-            if not episode.level_complete:
+            if episode.end == FAILED:
                 actions = episode.actions[step:-1].tolist()
                 cause = attributor.cause(attributor.before_last(state, actions), actions[-1])
-            yield episode, cause, sampler.in_view.pop(episode.number).tolist()
+            yield dataclasses.replace(
+                episode, cause=cause, in_view=tuple(sampler.in_view.pop(episode.number).tolist()))
 
 
 def recorded_causes(folder: RolloutFolder, episodes: Iterable[int]) -> dict[int, str]:

@@ -97,7 +97,7 @@ def write_episodes(writer: RolloutWriter, episodes: Iterator[Episode], with_vide
             while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
                 pending.pop(0).result()
             frames += len(episode.actions)
-            solved += episode.level_complete
+            solved += bool(episode.level_complete)
         for future in pending:
             future.result()
     finally:

@@ -30,6 +30,7 @@ from agents.provenance import agent_sha256
 from agents.replay import recorded_game
 from agents.rollout_files import RolloutFolder
 from agents.similarity import kl_divergence
+from agents.testbed import BASELINE
 from analysis.memory.labels import RecordingOptions
 from analysis.memory.lesion_results import (
     LESIONS,
@@ -70,7 +71,7 @@ from interventions.comparison import outcomes_named
 from stats.effects import Condition, Outcome, check_starts, claims_summary, compare_conditions
 from stats.forest_plot import plot_effects
 from stats.report import Wording, report
-from stats.study import BASELINE, measure_conditions
+from stats.study import measure_conditions
 
 WORDING = Wording(
     "Lesions of the agent's memory", "random changes",
@@ -296,11 +297,10 @@ class ClosedLoop:
             play_episodes, self.policy, self.compute, self.game, self.levels, self.seed,
             self.num_envs, PlayOptions(alter_state=alter, keep_frames=False))
         rows, states = [], {}
-        for episode, cause, _ in with_progress(attribute_failures(self.game, play), num_levels,
-                                               "episode"):
+        for episode in with_progress(attribute_failures(self.game, play), num_levels, "episode"):
             if alter is None:
                 states[episode.number] = episode.hidden_states[:-1]
-            rows.append((episode.number, episode.level_seed, cause or SOLVED, episode.length,
+            rows.append((episode.number, episode.level_seed, episode.end, episode.length,
                          episode.total_reward))
         if alter is None:
             ordered = [states[number] for number in range(num_levels)]

@@ -16,6 +16,7 @@ import pandas as pd
 from agents.agent_file import load_agent
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
+from agents.testbed import BASELINE
 from analysis.memory.labels import Examples, LabelledRecordingOptions
 from analysis.memory.probe_atlas import PROBE_ATLAS, Label, labels_of
 from analysis.memory.probe_interventions import (
@@ -41,7 +42,7 @@ from common.results import ResultStore
 from envs.objects import hazards_of
 from envs.procgen_env import EnvConfig
 from stats.effects import Condition, check_starts, claims_summary, compare_conditions
-from stats.study import BASELINE, measure_conditions, write_effects
+from stats.study import measure_conditions, write_effects
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from agents.layers import STATE
 from agents.networks import Policy
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
+from agents.testbed import BASELINE, Condition, Testbed
 from analysis.memory.dictionaries import (
     FIXED,
     RANDOM,
@@ -59,18 +60,16 @@ from common.options import command, option
 from common.results import ResultStore
 from common.video import strip
 from interventions.comparison import (
-    Testbed,
     chosen_outcomes,
     outcomes_named,
     outcomes_of,
+    play_runs,
     read_runs,
-    real_levels,
 )
 from interventions.flags import patched_precision
 from interventions.probes import exchanged_levels, split_levels
 from stats.effects import (
     DIVERGENCE,
-    Condition,
     check_starts,
     compare_conditions,
     paired_effects,
@@ -78,7 +77,7 @@ from stats.effects import (
 from stats.forest_plot import plot_effects
 from stats.report import report as effects_report
 from stats.significance import holm
-from stats.study import BASELINE, measure_conditions
+from stats.study import measure_conditions
 
 EXAMPLES_PER_ROW = 8
 _OUTCOMES = outcomes_named("success", "length", DIVERGENCE)
@@ -139,13 +138,14 @@ def study_features(options: SparseFeaturesOptions) -> pd.DataFrame:
     titles = {row.feature: f"{row.feature}: " + (
         signed_label(row.label, row.auc) if row.named else "unnamed")
         for row in features[features["rank"].notna()].itertuples()}
-    splices = [Condition(f"splice_{name}", name, "splice", value=[splice(dictionary, policy)])
-               for name, dictionary in dictionaries.items()]
+    splices: list[Condition] = [
+        Condition(f"splice_{name}", name, "splice", patches=[splice(dictionary, policy)])
+        for name, dictionary in dictionaries.items()]
     ablations = ablation_conditions(sae, policy, chosen, titles, data, options.num_controls,
                                     options.seed)
     std = {STATE: data.train.std(dim=0)}
     measure_conditions(store, "arm", [BASELINE, *splices, *ablations],
-                       lambda arm: vars(testbed.run(arm.value or [], std)))
+                       lambda condition: vars(play_runs(testbed, condition, std)))
     scores = pd.DataFrame([{"dictionary": name, "size": dictionary.size,
                             **score_dictionary(dictionary, policy, data, options.seed)}
                            for name, dictionary in dictionaries.items()])
@@ -172,7 +172,8 @@ def open_store(options: SparseFeaturesOptions, testbed: Testbed) -> ResultStore:
         "labels_dir": str(options.labels_dir), "precision": options.compute.precision,
         **{name: getattr(options, name) for name in (
             "sizes", "num_active", "num_steps", "num_features", "num_controls", "num_levels",
-            "seed")}, **testbed.settings, "versions": versions()}, options.overwrite)
+            "seed")}, "where": "real levels", "env": vars(testbed.env), "versions": versions()},
+        options.overwrite)
     return store
 
 
@@ -217,8 +218,8 @@ def unrecorded_levels(policy: Policy, options: SparseFeaturesOptions) -> Testbed
     """
     env = recorded_game(options.examples.folder).unseen_levels()
     play_seed = int(np.random.SeedSequence([options.seed, _PLAY]).generate_state(1)[0])
-    testbed = real_levels(policy, options.compute, env, options.num_levels, play_seed,
-                          options.num_envs, None, {})
+    testbed = Testbed(policy, options.compute, env, env.draw_levels(options.num_levels, play_seed),
+                      play_seed, options.num_envs)
     if set(testbed.levels) & set(options.examples.level.tolist()):
         raise UserError("some of the levels to play were recorded; choose another --seed")
     return testbed

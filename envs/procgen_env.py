@@ -10,7 +10,7 @@ import dataclasses
 import gc
 import io
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -234,7 +234,7 @@ class LevelSlots:
 
     Attributes:
         frames: current frames, uint8 (N, H, W, C).
-        level_complete: whether the last finished episode of each slot solved its level, bool (N,).
+        level_complete: whether the last episode of each slot has solved its level, bool (N,).
     """
 
     def __init__(self, config: EnvConfig, num_slots: int, person_view: bool = False,
@@ -258,6 +258,20 @@ class LevelSlots:
             env.observe()
             env.edit(0, self._edit)
         self.frames[slot] = env.observe()[1]["rgb"][0]
+        self.level_complete[slot] = False
+
+    def restore(self, slot: int, state: bytes) -> None:
+        """Continue an episode from a state, without an edit; its frame is in ``frames[slot]``.
+
+        Raises:
+            UserError: if the state belongs to another game or would crash Procgen.
+        """
+        LevelState.parse(state, self._config.env_name)
+        if slot not in self._envs:
+            self._envs[slot] = _make(self._config, range(1), 1, 0, 0, self._person_view)
+        self._envs[slot].set_state([state])
+        self.frames[slot] = self._envs[slot].observe()[1]["rgb"][0]
+        self.level_complete[slot] = False
 
     def step(self, slot: int, action: int) -> tuple[float, bool]:
         """Take one step, and return the reward and whether the step ended the episode.
@@ -303,6 +317,45 @@ class LevelSlots:
     def close(self) -> None:
         for slot in list(self._envs):
             self.stop(slot)
+
+
+class RealGame:
+    """Procgen as an environment with the methods of ``agents.episodes.Game``.
+
+    Args:
+        config, num_slots, person_view, edit, edit_every_step: see ``LevelSlots``.
+    """
+
+    is_simulated = False
+
+    def __init__(self, config: EnvConfig, num_slots: int, person_view: bool = False,
+                 edit: LevelEdit | None = None, edit_every_step: bool = False):
+        self._slots = LevelSlots(config, num_slots, person_view, edit, edit_every_step)
+        self.get_state, self.set_state = self._slots.state, self._slots.restore
+        self.person_view, self.close = self._slots.person_view, self._slots.close
+
+    def reset(self, slots: Sequence[int], levels: Sequence[int]) -> None:
+        """Begin episodes on levels with the given seeds."""
+        for slot, level in zip(slots, levels, strict=True):
+            self._slots.start(slot, level)
+
+    def observe(self, slots: Sequence[int]) -> np.ndarray:
+        """Return the current frames, uint8 (N, H, W, C)."""
+        return self._slots.frames[slots]
+
+    def step(self, slots: Sequence[int], actions: Sequence[int]) -> list[tuple[float, bool]]:
+        """Take a step in each slot, and return its reward, and whether it ended the episode."""
+        return [self._slots.step(*pair) for pair in zip(slots, actions, strict=True)]
+
+    def players(self, slots: Sequence[int]) -> np.ndarray:
+        """Return y, x (in squares) and facing of the players, (N, 3); NaN after an episode."""
+        players = map(self._slots.player, slots)
+        return np.array([[np.nan] * 3 if player is None else
+                         [player["y"], player["x"], player["is_reflected"]] for player in players])
+
+    def result(self, slot: int) -> bool:
+        """Return whether the slot's episode has ended with the level solved."""
+        return bool(self._slots.level_complete[slot])
 
 
 class StateView:

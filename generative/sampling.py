@@ -1,4 +1,4 @@
-"""Simulate rollouts that are stored as samples or compared between interventions.
+"""Simulate rollouts that are stored as samples, and starts of simulated games.
 
 Every random choice depends only on the seed and the number of the start, so a sample depends
 neither on the number of samples nor, beyond rounding, on the batch in which it is simulated. The
@@ -12,18 +12,14 @@ vector.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agents.frames import to_frames
-from agents.hooks import patched
-from agents.patch import NO_LEVEL, Array, BatchInfo, Patch
-from agents.reference_set import recorded_reference
-from agents.rollout_files import RolloutFolder
+from agents.patch import NO_LEVEL, BatchInfo
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
@@ -38,16 +34,14 @@ from common.video import (
     mark_terminal,
     write_video,
 )
-from generative.batches import AlignedBatch, align, divide, in_batches
+from generative.batches import AlignedBatch, align, divide
 from generative.dataset import RolloutDataset
 from generative.networks import Draw, LatentSampler, PresetDraw
 from generative.rendered_worlds import check_rendering, rendered_world
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
-from generative.simulator import Simulation, Simulator, stack
+from generative.simulator import Simulation, Simulator, Start, stack
 from generative.squares import World
 from generative.start_worlds import check_prior, on, rounded, sampled_world, world_seeds
-from interventions.comparison import ArmRuns, Testbed
-from interventions.patch_text import warn_of_unused
 
 ALL_ACTIONS = "pattern"  # stands for all nine manual actions
 OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # synonyms
@@ -209,28 +203,38 @@ class Sampler:
         Returns:
             Number, arrays, origin and world of each sample.
         """
-        plan, simulator = self.plan, self._simulator
-        draw = self._draw(starts)
+        plan, draw = self.plan, self._draw(starts)
         # Metadata of the samples, with the start in place of the episode.
         numbers = np.repeat(np.array(starts, np.int64), plan.samples_per_start)  # (B,)
         rows = BatchInfo(numbers, np.zeros_like(numbers), np.full_like(numbers, NO_LEVEL))
-        batch = None if self._dataset is None else align(
-            self._dataset.batch(self._order[list(starts)]).to(self._compute.device),
-            dataclasses.replace(simulator.config, num_init_steps=plan.num_init_steps,
-                                num_sim_steps=plan.num_steps))
-        vectors, world = self._starts(starts, batch)
+        start, batch = self._start(starts, draw)
         with self._compute.autocast():
-            start = simulator.start_from(vectors, draw, world=world)
-            steps = simulator.imagine(start, draw, plan.num_steps, rows=rows,
-                                      true_actions=self._given_actions(len(starts), batch),
-                                      choose=self._choose(starts))
+            steps = self._simulator.imagine(start, draw, plan.num_steps, rows=rows,
+                                            true_actions=self._given_actions(len(starts), batch),
+                                            choose=self._choose(starts))
         samples = sample_arrays(stack(start, steps))
         places = [(number, position) for number in starts
                   for position in range(plan.samples_per_start)]
         return [(number * plan.samples_per_start + position, samples[row],
                  self._origin(number, position, samples.terminals[row]),
-                 None if world is None else world[row])
+                 None if start.world is None else start.world[row])
                 for row, (number, position) in enumerate(places)]
+
+    def begin(self, starts: Sequence[int]) -> Start:
+        """Return the beginnings of the simulations from some starts, for ``SimulatedGame``."""
+        return self._start(starts, self._draw(starts))[0]
+
+    @torch.no_grad()
+    def _start(self, starts: Sequence[int], draw: Draw) -> tuple[Start, AlignedBatch | None]:
+        """Return the beginnings of all samples, and the recorded windows, None for random starts.
+        """
+        batch = None if self._dataset is None else align(
+            self._dataset.batch(self._order[list(starts)]).to(self._compute.device),
+            dataclasses.replace(self._simulator.config, num_init_steps=self.plan.num_init_steps,
+                                num_sim_steps=self.plan.num_steps))
+        vectors, world = self._starts(starts, batch)
+        with self._compute.autocast():
+            return self._simulator.start_from(vectors, draw, world=world), batch
 
     def _starts(self, starts: Sequence[int],
                 batch: AlignedBatch | None) -> tuple[Tensor, World | None]:
@@ -428,45 +432,3 @@ def film(sample: SampleArrays) -> Iterator[np.ndarray]:
                                                   sample.rewards):
         marked = mark_action(enlarge(frame, VIDEO_SCALE), action)
         yield mark_reward(mark_terminal(marked, probability), reward)
-
-
-def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
-                     dataset: RolloutDataset | None, num_starts: int, batch_size: int,
-                     recording: RolloutFolder, settings: Mapping[str, Any]) -> Testbed:
-    """Return a testbed that simulates the same starts under each condition of a comparison.
-
-    Args:
-        simulator, compute: see ``Sampler``.
-        plan: settings of the simulations, without forced actions or drawn latents: the agent takes
-            its most likely actions, and latents take their most likely class.
-        dataset: recorded rollouts to start from; None for random starts.
-        num_starts: number of starts.
-        batch_size: number of starts per batch.
-        recording: rollouts from which reference frames are drawn, except from the episodes of the
-            starts.
-        settings: further settings of the runs, saved in the folder.
-
-    Raises:
-        UserError: if the dataset has fewer than ``num_starts`` windows.
-    """
-    sampler = Sampler(simulator, compute, plan, dataset, num_starts)
-
-    def run(patches: Sequence[Patch], std: Mapping[str, Array]) -> ArmRuns:
-        with patched(simulator.agent.policy, patches, std) as scope:
-            samples = [arrays for starts in in_batches(range(num_starts), batch_size)
-                       for _, arrays, _, _ in sampler.simulate(starts)]
-        warn_of_unused(scope)
-        return ArmRuns(
-            np.arange(num_starts),
-            np.array([len(arrays.values) for arrays in samples]),
-            np.array([arrays.terminals.max() for arrays in samples]),
-            np.concatenate([arrays.log_probs.argmax(axis=-1) for arrays in samples]),
-            np.concatenate([arrays.values for arrays in samples]),
-            np.concatenate([arrays.rewards for arrays in samples]),
-            *map(np.array, scope.total_change()))
-
-    return Testbed(
-        run, {"where": "the simulator", **plan.settings(simulator), **settings},
-        ("simulated starts", f"{plan.num_steps} steps of most likely actions"),
-        simulator.agent.policy, None, [],
-        lambda size, seed: recorded_reference(recording, sampler.episodes, size, seed))

@@ -92,6 +92,25 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True)
+class EnvState:
+    """State of the simulated environment between two steps.
+
+    Attributes:
+        env_h: deterministic states (B, H).
+        z: one-hot latent variables (B, S, K).
+        world: static surroundings, and
+        scenery: how they are drawn; None in simulators without worlds.
+        step: number of steps taken.
+    """
+
+    env_h: Tensor
+    z: Tensor
+    world: World | None
+    scenery: Scenery | None
+    step: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Step:
     """One simulated step. Later steps are computed from these tensors, so ``torch.autograd.grad``
     can differentiate with respect to them.
@@ -458,37 +477,81 @@ class Simulator(nn.Module):
         for name, tensor in (("true_actions", true_actions), ("true_images", true_images)):
             if tensor is not None and len(tensor) < num_steps:
                 raise ValueError(f"{name} has {len(tensor)} steps, fewer than {num_steps}")
-        h, z, hidden, action = start.env_h, start.z, start.agent_hidden, start.action
-        world = start.world
-        given = [] if world is None else [self.scenery(world)]
+        state, hidden, action = self.first_state(start), start.agent_hidden, start.action
         steps = []
         for t in range(num_steps):
             if true_actions is not None:
                 action = self.one_hot_actions(true_actions[t])
             input_action = action.detach() if without_env_grads else action  # (B, A)
-            given = [scenery.at_step(t) for scenery in given]
-            h = self.cell.advance(z, self.cell.action_input(input_action), h, *given)  # (B, H)
-            if world is not None:
-                world, given[0] = self._moved_on(world, given[0], h)
-            prior, posterior = self.cell.prior_logits(h), None  # (B, S, K)
-            if true_images is not None:
-                embedding = self.frame_embedding(true_images[t])
-                posterior = self.cell.posterior_logits(h, self.cell.embedding_input(embedding))
-            z = draw(prior if posterior is None else posterior)
-            # (B, C, H, W), (B,), (B,)
-            raw_image, reward, terminal_logit, *death = self.decoder(h, z, *given)
-            image = clamp_image(raw_image)  # (B, C, H, W)
+            state, predicted = self.advance(state, input_action, draw,
+                                            None if true_images is None else true_images[t])
+            image = clamp_image(predicted["raw_images"])  # (B, C, H, W)
             with (batch_info(self.agent.policy, rows.at_step(t)) if rows
                   else contextlib.nullcontext()):
                 agent = self.agent.step(image, hidden)
             hidden, log_probs = agent.hidden_states, agent.log_probs  # (B, D), (B, A)
             action = (choose or most_likely_action)(log_probs)  # (B, A)
             steps.append(Step(
-                actions=input_action, env_h=h, z=z, prior_logits=prior, posterior_logits=posterior,
-                raw_images=raw_image, images=image, rewards=reward, terminal_logits=terminal_logit,
-                hidden_states=hidden, log_probs=log_probs, values=agent.values,
-                own_actions=action, death_logits=death[0] if death else None))
+                actions=input_action, images=image, hidden_states=hidden, log_probs=log_probs,
+                values=agent.values, own_actions=action, **predicted))
         return steps
+
+    def first_state(self, start: Start) -> EnvState:
+        """Return the state of the environment before the first step."""
+        return EnvState(start.env_h, start.z, start.world,
+                        None if start.world is None else self.scenery(start.world))
+
+    def advance(self, state: EnvState, action: Tensor, draw: Draw,
+                true_image: Tensor | None = None) -> tuple[EnvState, dict[str, Any]]:
+        """Take a step of the environment, without the agent.
+
+        Args:
+            state: state before the step.
+            action: input actions, one-hot (B, A).
+            draw, true_image: see ``imagine``; one recorded image (B, C, H, W) or None.
+
+        Returns:
+            State after the step, and the fields of ``Step`` that do not depend on the agent.
+        """
+        world = state.world
+        given = [] if state.scenery is None else [state.scenery.at_step(state.step)]
+        h = self.cell.advance(state.z, self.cell.action_input(action), state.env_h, *given)
+        if world is not None:
+            world, given[0] = self._moved_on(world, given[0], h)
+        prior, posterior = self.cell.prior_logits(h), None  # (B, S, K)
+        if true_image is not None:
+            embedding = self.frame_embedding(true_image)
+            posterior = self.cell.posterior_logits(h, self.cell.embedding_input(embedding))
+        z = draw(prior if posterior is None else posterior)
+        # (B, C, H, W), (B,), (B,)
+        raw_image, reward, terminal_logit, *death = self.decoder(h, z, *given)
+        after = EnvState(h, z, world, given[0] if given else None, state.step + 1)
+        return after, {
+            "env_h": h, "z": z, "prior_logits": prior, "posterior_logits": posterior,
+            "raw_images": raw_image, "rewards": reward, "terminal_logits": terminal_logit,
+            "death_logits": death[0] if death else None}
+
+    def joined(self, rows: Sequence[tuple[EnvState, int]]) -> EnvState:
+        """Join rows of several states to a batch.
+
+        Raises:
+            ValueError: if they are at different steps.
+        """
+        steps = {state.step for state, _ in rows}
+        if len(steps) > 1:
+            raise ValueError(f"simulations are at different steps: {sorted(steps)}")
+
+        def stacked(name: str, of: Callable[[EnvState], Any] = lambda state: state) -> Tensor:
+            return torch.stack([getattr(of(state), name)[row] for state, row in rows])
+
+        world = scenery = None
+        if rows[0][0].world is not None:
+            assert self.squares is not None
+            world = World(**{field.name: stacked(field.name, lambda state: state.world)
+                             for field in dataclasses.fields(World)})
+            scenery = dataclasses.replace(self.squares.paint(world), first=stacked(
+                "first", lambda state: state.scenery))
+        return EnvState(stacked("env_h"), stacked("z"), world, scenery, steps.pop())
 
     def one_hot_actions(self, actions: Tensor) -> Tensor:
         """Convert actions, int64 (…,), to one-hot vectors, float32 (…, A)."""

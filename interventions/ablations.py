@@ -39,12 +39,12 @@ from torch import Tensor
 
 from agents.layers import STATE
 from agents.patch import Patch, PatchContext, PatchFn, Selection
+from agents.testbed import Condition, Testbed
 from common.errors import UserError
-from interventions.comparison import ConditionSet, PatchedCondition, Testbed
+from interventions.comparison import ConditionSet, play_runs
 from interventions.flags import swap_name
 from interventions.patches import ChangeState
 from interventions.projector import Projector
-from stats.effects import Condition
 
 MEAN, RESAMPLE, FROZEN = "mean", "resample", "frozen"
 ABLATIONS = (MEAN, RESAMPLE, FROZEN)
@@ -147,24 +147,25 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
         return SetCoordinate(projector=turned, target=math.inf if kind == FROZEN else 0.0,
                              recorded=recorded, distance=distance, seed=seed, steps=steps)
 
-    conditions: list[PatchedCondition] = []
-    controls: list[PatchedCondition] = []
+    conditions: list[Condition] = []
+    controls: list[Condition] = []
     for kind in kinds:
         patches = {number: patch_of(kind, projector.reordered(number)) for number in directions}
-        distances = {number: float(testbed.run([patch], std).moved)
-                     for number, patch in patches.items()}
+        distances = {number: float(play_runs(
+            testbed, Condition(kind, patches=[patch]), std).moved)
+            for number, patch in patches.items()}
         for place, (members, distance) in enumerate(groups_of(list(distances.values()))):
             pattern = f"{kind}, moved by {distance:.2f}"
             for number, patch in patches.items():
                 if distances[number] in members:
                     name = swap_name([number], [None]) if kind == FROZEN else f"{number}_{kind}"
                     conditions.append(Condition(
-                        f"ic_{name}", _LABELS[kind].format(number), pattern, False, [patch],
-                        {"ablation": kind, "component": number}))
+                        f"ic_{name}", _LABELS[kind].format(number), pattern, patches=[patch],
+                        settings={"ablation": kind, "component": number}))
             controls += [Condition(
                 f"random_{turn:03d}_{kind}_{place}", f"random {turn}", pattern, True,
-                [patch_of(kind, turned, distance)],
-                {"ablation": kind, "turned_by_seed": turn, "distance": distance})
+                patches=[patch_of(kind, turned, distance)],
+                settings={"ablation": kind, "turned_by_seed": turn, "distance": distance})
                 for turn, turned in enumerate(turns)]
     return ConditionSet([*conditions, *controls], std,
                         {"resample_seed": seed} if RESAMPLE in kinds else {},

@@ -17,37 +17,31 @@ T steps of the longest run, K outcomes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from agents.episodes import Episode, PlayOptions, play_episodes
-from agents.hooks import ActivePatches, patched
-from agents.networks import Policy
+from agents.episodes import Episode
+from agents.hooks import ActivePatches
 from agents.patch import Array as Units
-from agents.patch import Patch
-from agents.reference_set import ReferenceSet, played_reference
-from common.devices import Compute
+from agents.testbed import BASELINE, Condition, Testbed
 from common.errors import UserError
 from common.files import versions
 from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
-from common.progress import with_progress
 from common.results import Array, Entry, File, NpyFolder, ResultStore, Schema, Table, Text
 from common.shards import WHOLE, Shard
-from envs.procgen_env import EnvConfig, LevelEdit
 from interventions.patch_text import warn_of_unused
 from stats.effects import (
     DIVERGENCE,
-    Condition,
     Outcome,
     claims_summary,
     compare_conditions,
 )
 from stats.report import DIRECTIONS, Wording
-from stats.study import BASELINE, measure_conditions, write_effects
+from stats.study import measure_conditions, write_effects
 
 
 class _ArmFolder(NpyFolder):
@@ -135,50 +129,18 @@ class ArmRuns:
         return padded
 
 
-PatchedCondition = Condition[Sequence[Patch]]
-Runner = Callable[[Sequence[Patch], Mapping[str, Units]], ArmRuns]
-"""Function that plays all starts with a list of patches, which may be empty. Its second argument
-maps the layers in which ``moved`` is measured to the standard deviations of their units."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Testbed:
-    """Real levels or simulated starts on which conditions are compared.
-
-    Attributes:
-        run: function that plays all starts under a condition.
-        settings: settings of the runs, saved in the folder.
-        description: two strings for the report: where runs take place, and how actions are chosen.
-        policy: agent to which patches are applied.
-        env: configuration of the game; None in the simulator.
-        levels: seeds of the levels to play; empty in the simulator.
-        reference: function that maps a size and a seed to a reference set. Its frames come from
-            levels, or in the simulator from recorded episodes, that the runs do not use.
-        edit: edit applied to every level; None for no edit.
-    """
-
-    run: Runner
-    settings: dict
-    description: tuple[str, str]
-    policy: Policy
-    env: EnvConfig | None
-    levels: Sequence[int]
-    reference: Callable[[int, int], ReferenceSet]
-    edit: LevelEdit | None = None
-
-
 @dataclasses.dataclass(frozen=True)
 class ConditionSet:
     """Conditions of one kind: interventions, then controls.
 
     Attributes:
-        conditions: conditions, each with a list of patches as its value.
+        conditions: conditions, each with its patches.
         std: standard deviations of the units of each patched layer, by layer name.
         settings: settings that all conditions share, saved in the folder.
         controls: description of the controls, for the report.
     """
 
-    conditions: list[PatchedCondition]
+    conditions: list[Condition]
     std: Mapping[str, Units]
     settings: Mapping[str, Any]
     controls: str
@@ -198,53 +160,35 @@ def read_runs(store: ResultStore, arm: str) -> ArmRuns:
     return ArmRuns(**store.read("arm", arm))
 
 
-def real_levels(policy: Policy, compute: Compute, env: EnvConfig, num_levels: int, seed: int,
-                num_slots: int, edit: LevelEdit | None, settings: Mapping[str, Any]) -> Testbed:
-    """Return a testbed of real levels, with actions sampled from the policy.
+def play_runs(testbed: Testbed, condition: Condition, std: Mapping[str, Units]) -> ArmRuns:
+    """Play all starts of a testbed under a condition, and log patches that never acted.
 
     Args:
-        policy: agent to play with.
-        compute: device and precision.
-        env: configuration of the game.
-        num_levels: number of levels to draw.
-        seed: seed of the levels and of the actions.
-        num_slots: number of episodes that are played in parallel.
-        edit: edit applied to every level; None for no edit.
-        settings: further settings of the testbed.
+        std: standard deviations of the units of the layers in which ``ArmRuns.moved`` is measured.
     """
-    levels = list(enumerate(env.draw_levels(num_levels, seed)))
-    seeds = [level for _, level in levels]
-
-    def run(patches: Sequence[Patch], std: Mapping[str, Units]) -> ArmRuns:
-        with patched(policy, patches, std) as active:
-            episodes = play_episodes(policy, compute, env, levels, seed, num_slots,
-                                     PlayOptions(edit=edit, keep_frames=False))
-            runs = collect_runs(with_progress(episodes, len(levels), "episode"), active)
-        warn_of_unused(active)
-        return runs
-
-    return Testbed(
-        run, {"where": "real levels", "env": vars(env), **settings},
-        (f"real levels of {env.env_name} ({env.distribution_mode})",
-         "actions drawn from the policy"), policy, env, seeds,
-        lambda size, seed: played_reference(policy, compute, env, seeds, size, seed, edit), edit)
+    [played] = testbed.play([condition], std)
+    warn_of_unused(played.patches)
+    return collect_runs(played.episodes, played.patches, testbed.env is None)
 
 
-def collect_runs(episodes: Iterable[Episode], active: ActivePatches) -> ArmRuns:
-    """Concatenate episodes to ``ArmRuns``, sorted by episode number.
+def collect_runs(episodes: Sequence[Episode], active: ActivePatches,
+                 simulated: bool = False) -> ArmRuns:
+    """Concatenate episodes to ``ArmRuns``.
 
     Args:
-        episodes: episodes in any order.
+        episodes: episodes by number.
         active: patches that were applied, with the sizes of their changes.
+        simulated: whether the episodes are simulations. Each of their rows then is a step.
     """
-    episodes = sorted(episodes, key=lambda episode: episode.number)
-    # The agent does not act in the last row; the reward of a step is in the row after it.
+    # In the game, the agent does not act in the last row; a step's reward is in the row after it.
+    acts, rewarded = (slice(None), slice(None)) if simulated else (slice(-1), slice(1, None))
     return ArmRuns(
-        np.array([episode.level_seed for episode in episodes], dtype=np.int64),
-        np.array([episode.length for episode in episodes]),
+        np.array([episode.number if simulated else episode.level_seed for episode in episodes],
+                 dtype=np.int64),
+        np.array([len(episode.actions[acts]) for episode in episodes]),
         np.array([episode.level_complete for episode in episodes], dtype=np.float32),
         *(np.concatenate(parts) for parts in zip(*(
-            (episode.actions[:-1], episode.values[:-1], episode.rewards[1:])
+            (episode.actions[acts], episode.values[acts], episode.rewards[rewarded])
             for episode in episodes))),
         *map(np.array, active.total_change()))
 
@@ -368,8 +312,8 @@ def run_comparison(store: ResultStore, testbed: Testbed, sets: Sequence[Conditio
         store: result store of the folder.
         testbed: real levels or simulated starts.
         sets: conditions to compare.
-        settings: settings of the folder in addition to those of testbed and conditions; must
-            include ``seed``.
+        settings: settings of the folder in addition to those of the conditions; must include
+            ``seed``.
         description: description of the runs, for report and figure.
         wording: terms for interventions and controls in the report.
         overwrite: delete the previous contents of the folder.
@@ -386,14 +330,14 @@ def run_comparison(store: ResultStore, testbed: Testbed, sets: Sequence[Conditio
              "simulated": testbed.env is None, "seed": settings["seed"],
              "what": "; ".join([description, *(group.controls for group in sets)]),
              "wording": dataclasses.asdict(wording)}
-    store.open({**testbed.settings, **settings,
+    store.open({**settings,
                 **{name: value for group in reversed(sets)
                    for name, value in group.settings.items()}, "versions": versions(),
                 "arms": {condition.name: condition.settings for group in reversed(sets)
                          for condition in group.conditions}},
                overwrite, shard, notes)
     measure_conditions(store, "arm", [BASELINE, *conditions],
-                       lambda condition: vars(testbed.run(condition.value or [], std)), shard)
+                       lambda condition: vars(play_runs(testbed, condition, std)), shard)
     if shard == WHOLE:
         write_joined_results(store, notes)
 

@@ -2,8 +2,7 @@
 its controls. ``interventions.ablations`` has those that ablate directions.
 
 On the command line, the swap ``10:12`` applies the change along direction 10 to direction 12
-instead, and ``10:12,5:None`` also removes the change along direction 5. The value of a condition is
-a list of patches.
+instead, and ``10:12,5:None`` also removes the change along direction 5.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import torch
 from agents.layers import STATE, Layer, layers_named
 from agents.networks import Policy
 from agents.patch import Patch
+from agents.testbed import BASELINE, Condition, Testbed
 from common.cli import count
 from common.devices import Compute
 from common.errors import UserError
@@ -27,13 +27,7 @@ from common.files import sha256
 from common.options import ParameterOptions, changed, option
 from envs.procgen_env import EnvConfig
 from interventions.ablations import ABLATIONS, MEAN, RESAMPLE
-from interventions.comparison import (
-    ConditionSet,
-    PatchedCondition,
-    Testbed,
-    compare,
-    real_levels,
-)
+from interventions.comparison import ConditionSet, compare, play_runs
 from interventions.controls import KINDS, OTHERS, controls_of
 from interventions.flags import DirectionIdsOptions, PatchOptions, direction, swap_name
 from interventions.patch_text import (
@@ -47,10 +41,8 @@ from interventions.patches import ChangeState
 from interventions.projector import Projector
 from interventions.scan_study import ScanOptions
 from interventions.vectors import read_vectors
-from stats.effects import Condition
 
 logger = logging.getLogger(__name__)
-_NUM_SLOTS = 16
 
 _Swap = tuple[list[int], list[int | None]]  # source directions and target directions
 
@@ -130,13 +122,13 @@ def swap_conditions(swaps: Sequence[str], num_controls: int, projector: Projecto
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"the alteration {repeated[0]} is given twice")
 
-    def make(name: str, label: str, swap: _Swap, turn: int | None = None) -> PatchedCondition:
+    def make(name: str, label: str, swap: _Swap, turn: int | None = None) -> Condition:
         turned = projector if turn is None else projector.turned(turn)
         step = turned.swapped_step(*swap, "ica", device)
         return Condition(
             name, label, swap_name(*_renumber(swap)), turn is not None,
-            [ChangeState(step, steps=(from_step, None))],
-            {"from": swap[0], "to": swap[1], "turned_by_seed": turn})
+            patches=[ChangeState(step, steps=(from_step, None))],
+            settings={"from": swap[0], "to": swap[1], "turned_by_seed": turn})
 
     patterns = {swap_name(*_renumber(pair)): _renumber(pair) for pair in pairs}
     conditions = [make(name, ", ".join(f"IC {source} out" if target is None else
@@ -182,15 +174,16 @@ def patch_conditions(options: ConditionOptions, testbed: Testbed, seed: int) -> 
     policy, reference = testbed.policy, functools.cache(
         lambda: testbed.reference(*options.references))
     opening = Opening(policy, testbed.env, reference, testbed.edit)
-    conditions: list[PatchedCondition] = []
-    controls: list[PatchedCondition] = []
+    conditions: list[Condition] = []
+    controls: list[Condition] = []
     layers: dict[str, Layer] = {}
     for name, arm in arms.items():
         patches = open_patches(arm, opening)
         named = [path for patch in arm for path in files_of(patch)]
         settings = {"patches": [patch.text for patch in arm],
                     "files_sha256": {str(path): sha256(path) for path in (*named, *vector_files)}}
-        conditions.append(Condition(f"patch_{name}", name, name, False, patches, settings))
+        conditions.append(Condition(f"patch_{name}", name, name, patches=patches,
+                                    settings=settings))
         layers |= {layer.name: layer for patch in patches
                    for layer in layers_named(policy, patch.layer)}
         others = [{layer: vector for patch in arm
@@ -200,8 +193,8 @@ def patch_conditions(options: ConditionOptions, testbed: Testbed, seed: int) -> 
                 policy, patches, options.num_controls, seed, reference(), kind, others)):
             controls.append(Condition(
                 f"control_{number:03d}_{name}", f"control {number}", name, True,
-                control.patches, {**settings, "drawn": list(control.drawn),
-                                  "matched": control.matched}, control.matched))
+                settings={**settings, "drawn": list(control.drawn), "matched": control.matched},
+                matched=control.matched, patches=control.patches))
     patterns = [control.pattern for control in controls if not control.matched]
     description = f"{options.num_controls} controls of each list of patches" + "".join(
         f"; {patterns.count(name)} controls of {name} are not matched: the size of their change "
@@ -262,22 +255,21 @@ def compare_patches(policy: Policy, env: EnvConfig, patches: Mapping[str, Sequen
         ...                         reference_size=8)
         >>> effects = table[~table["control"]].set_index("outcome")["effect"]
     """
-    testbed = real_levels(policy, Compute(policy.device, bfloat16=False), env, num_levels, seed,
-                          _NUM_SLOTS, None, {})
+    testbed = Testbed(policy, Compute(policy.device, bfloat16=False), env,
+                      env.draw_levels(num_levels, seed), seed)
     reference = testbed.reference(reference_size, seed)
-    conditions: list[PatchedCondition] = []
+    conditions: list[Condition] = []
     for name, arm in patches.items():
         opened = open_patches([parse_patch(patch) if isinstance(patch, str) else patch
                                for patch in arm], Opening(policy, env, lambda: reference))
-        conditions.append(Condition(name, name, name, False, opened))
+        conditions.append(Condition(name, name, name, False, patches=opened))
         conditions += [
             Condition(f"control {number} of {name}", f"control {number}", name, True,
-                      control.patches, matched=control.matched)
+                      patches=control.patches, matched=control.matched)
             for number, control in enumerate(controls_of(policy, opened, num_controls, seed,
                                                          reference))]
     std = {layer.name: reference.std(policy, layer) for condition in conditions
-           for patch in condition.value or () for layer in layers_named(policy, patch.layer)}
-    unaltered, *runs = (testbed.run(value, std)
-                        for value in ([], *(condition.value or [] for condition in conditions)))
-    return compare(conditions, {condition.name: run for condition, run in zip(conditions, runs)},
-                   unaltered, False, seed, verdicts=True)
+           for patch in condition.patches for layer in layers_named(policy, patch.layer)}
+    runs = {condition.name: play_runs(testbed, condition, std)
+            for condition in (BASELINE, *conditions)}
+    return compare(conditions, runs, runs[BASELINE.name], False, seed, verdicts=True)

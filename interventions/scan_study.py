@@ -37,6 +37,7 @@ from scipy.stats import rankdata
 
 from agents.layers import ALL, layers_named
 from agents.reference_set import random_steps
+from agents.testbed import Testbed
 from common.config import typed
 from common.devices import Compute
 from common.errors import UserError
@@ -46,7 +47,6 @@ from common.parameters import one_of, positive
 from common.results import Entry, File, ResultStore, Schema, Table, Text
 from common.tables import markdown_table
 from interventions.circuits import MOST_PARTS, NUM_RANDOM, circuit_table, plot_circuits, summary
-from interventions.comparison import Testbed
 from interventions.partial_forward import PartialForward
 from interventions.scan import (
     KINDS,
@@ -158,8 +158,8 @@ def run_scan(store: ResultStore, options: ScanOptions, testbed: Testbed, compute
         testbed: real levels to play.
         compute: device and precision.
         references: size and seed of the reference set, for ``mean``.
-        settings: settings of the folder in addition to those of the testbed and the options;
-            must include ``seed``.
+        settings: settings of the folder in addition to those of the options; must include
+            ``seed``.
         overwrite: whether to delete the previous contents of the folder.
 
     Raises:
@@ -171,7 +171,7 @@ def run_scan(store: ResultStore, options: ScanOptions, testbed: Testbed, compute
     layers = [layer.name for layer in layers_named(policy, options.layer)
               if layer.is_map or options.unit != "cell" or options.layer != ALL]
     parts = {layer: parts_of(policy, [layer], options.unit) for layer in layers}
-    store.open({**dataclasses.asdict(options), **testbed.settings, **settings,
+    store.open({**dataclasses.asdict(options), **settings,
                 "references": references, "versions": versions()}, overwrite)
     frames = sample_frames(testbed, compute, seed)
     half = len(frames.frames) // 2

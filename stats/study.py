@@ -4,14 +4,14 @@ A study measures outcomes at the same levels or starts without any intervention,
 interventions, and under matched controls of each. The calling code declares the conditions and a
 function that measures the outcomes of a condition; only this function interprets
 ``Condition.value``. This module runs the conditions and writes the results; ``stats.effects``
-estimates the effects::
+estimates the effects. With ``Condition``, ``BASELINE`` and a ``Testbed`` from ``agents.testbed``::
 
-    conditions = [Condition("zero", "channel 55 to zero", "zero", value=[patch]),
-                  *(Condition(f"control_{k}", f"control {k}", "zero", control=True, value=[other])
+    conditions = [Condition("zero", "channel 55 to zero", "zero", patches=[patch]),
+                  *(Condition(f"control_{k}", f"control {k}", "zero", True, patches=[other])
                     for k, other in enumerate(controls))]
     outcomes = [Outcome("return", "return (sum of rewards)")]
     store.open({"seed": seed, "arms": {arm.name: arm.settings for arm in conditions}})
-    measure_conditions(store, "arm", [BASELINE, *conditions], lambda arm: play(arm.value))
+    measure_conditions(store, "arm", [BASELINE, *conditions], outcomes_of)
     before, *after = (store.read("arm", arm.name) for arm in [BASELINE, *conditions])  # (N, K)
     table = compare_conditions(conditions, outcomes, before, np.stack(after), seed)
     write_effects(store, table, outcomes, PATCHES, "model.pth on 400 levels")
@@ -23,21 +23,21 @@ directly.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from common.results import ResultStore
 from common.shards import WHOLE, Shard
-from stats.effects import Condition, Outcome, Value
+from stats.effects import Condition, Outcome
 from stats.forest_plot import plot_effects
 from stats.report import Wording, report
 
-BASELINE: Condition = Condition("unaltered", "unaltered", "")
+AnyCondition = TypeVar("AnyCondition", bound=Condition)
 
 
-def measure_conditions(store: ResultStore, entry: str, conditions: Sequence[Condition[Value]],
-                       measure: Callable[[Condition[Value]], Any], shard: Shard = WHOLE) -> None:
+def measure_conditions(store: ResultStore, entry: str, conditions: Sequence[AnyCondition],
+                       measure: Callable[[AnyCondition], Any], shard: Shard = WHOLE) -> None:
     """Measure the conditions of a shard that an open result folder lacks, and mark the shard as
     finished.
 

@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -39,10 +40,11 @@ def states_of(patches, policy, embeddings):
 def conditions_of(directions, kinds, sources=None, distances=(1.0,)):
     """Return conditions from step 1 on, with two controls; ``distances`` are the measured ones."""
     measured = iter(distances)
-    testbed = SimpleNamespace(policy=SimpleNamespace(device="cpu"),
-                              run=lambda patches, std: SimpleNamespace(moved=next(measured)))
-    return ablation_conditions(directions, kinds, 2, golden_projector(), sources, testbed, 1,
-                               5).conditions
+    testbed = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
+    with mock.patch("interventions.ablations.play_runs",
+                    lambda *_: SimpleNamespace(moved=next(measured))):
+        return ablation_conditions(directions, kinds, 2, golden_projector(), sources, testbed, 1,
+                                   5).conditions
 
 
 @pytest.mark.parametrize("kind", ABLATIONS)
@@ -51,7 +53,7 @@ def test_coordinates_are_set_as_defined(kind):
     embeddings = torch.randn(STEPS, BATCH, 64, generator=torch.Generator().manual_seed(1))
     sources = np.random.default_rng(0).normal(size=(50, golden.num_ics))
     ablation, *controls = conditions_of([2], [kind], sources, [0.7])
-    before, after = (states_of(patches, policy, embeddings) for patches in ([], ablation.value))
+    before, after = (states_of(patches, policy, embeddings) for patches in ([], ablation.patches))
     assert torch.equal(before[0], after[0])  # step 0 is not ablated
     rows = [[np.random.default_rng([5, level]).integers(50) + step for level in (70, 71, 72)]
             for step in range(1, STEPS)]
@@ -66,7 +68,7 @@ def test_coordinates_are_set_as_defined(kind):
 
     changes = []
     for control in controls:
-        moved = states_of(control.value, policy, embeddings)
+        moved = states_of(control.patches, policy, embeddings)
         assert torch.equal(before[0], moved[0])
         changes.append((moved[1] - before[1]) / golden.std)
         torch.testing.assert_close(changes[-1].norm(dim=1), torch.full((BATCH,), 0.7), rtol=1e-3,

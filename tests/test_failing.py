@@ -144,10 +144,10 @@ def test_episodes_are_played_as_without_looking_and_have_the_cause_of_every_stat
     for every in (1, STEPS_PER_STATE):
         monkeypatch.setattr("agents.failures.STEPS_PER_STATE", every)
         found[every] = {}
-        for episode, cause, seen in attribute_failures(HARD, play):
+        for episode in attribute_failures(HARD, play):
             np.testing.assert_array_equal(episode.actions, plain[episode.number].actions)
-            assert (cause is None) == plain[episode.number].level_complete
-            found[every][episode.number] = cause, seen
+            assert (episode.cause is None) == plain[episode.number].level_complete
+            found[every][episode.number] = episode.cause, list(episode.in_view)
     exact, sampled = found.values()
     assert all(exact[number][0] == sampled[number][0] for number in exact)
     assert len({cause for cause, _ in exact.values()}) > 1
@@ -168,9 +168,9 @@ def test_every_step_has_the_same_chance_to_be_looked_at(monkeypatch):
     levels = [(number, KILLED["saw"][0]) for number in range(STEPS_PER_STATE)]
     play = functools.partial(play_episodes, hopping(), FLOAT32, HARD, levels, 1, 4,
                              PlayOptions(greedy=True))
-    sampled = np.array([in_view for *_, in_view in attribute_failures(HARD, play)])
+    sampled = np.array([episode.in_view for episode in attribute_failures(HARD, play)])
     monkeypatch.setattr("agents.failures.STEPS_PER_STATE", 1)
-    exact = np.array([in_view for *_, in_view in attribute_failures(HARD, play)])
+    exact = np.array([episode.in_view for episode in attribute_failures(HARD, play)])
     assert (exact == exact[0]).all() and exact[0].any()
     np.testing.assert_array_equal(sampled.sum(axis=0), exact.sum(axis=0))
 

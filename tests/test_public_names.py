@@ -4,12 +4,14 @@ import ast
 import contextlib
 import doctest
 import importlib
+import io
 import json
 import pkgutil
 import re
 import subprocess
 import sys
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -126,8 +128,9 @@ def test_the_first_imagined_step_shows_the_last_initial_frame(folder):
     initial, truth = episode.frames[row - 2:row + 1], episode.frames[row:row + num_steps]
     dream = imagine(simulator, initial, num_steps=num_steps,
                     actions=actions[row - 1:row - 1 + num_steps])
-    error = np.abs(dream.frames - truth.astype(float)).mean(axis=(1, 2, 3))
-    assert error.argmin() == 0 and error[0] < 0.5 * np.abs(truth[0] - initial[0].astype(float)).mean()
+    frame = dream.frames[0].astype(float)
+    own, *others = (np.abs(frame - other).mean() for other in (truth[0], initial[0], truth[1]))
+    assert own < 0.7 * min(others)
     both = imagine(simulator, np.stack([initial, episode.frames[:3]]), num_steps=num_steps,
                    actions=actions[row - 1:row - 1 + num_steps])
     assert np.abs(both.frames[0].astype(int) - dream.frames).max() <= 2  # other rounding
@@ -152,12 +155,10 @@ def test_examples_of_public_names_run(folder, tmp_path, monkeypatch):
     for name, value in exported().items():
         if name == "run":
             continue
-        import time; begun = time.process_time()
         example = doctest.DocTestParser().get_doctest(value.__doc__, dict(names), name, name, 0)
         assert 2 <= len(example.examples) <= 3, name
         output = []
         assert runner.run(example, out=output.append).failed == 0, "".join(output)
-        print("TIME", name, time.process_time() - begun)
 
 
 def test_the_notebook_uses_public_names_only():
@@ -197,11 +198,15 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     for cell in code_cells():
         assert len(cell["source"]) <= 20
         printed = [output["text"] for output in cell["outputs"] if "text" in output]
-        with contextlib.redirect_stdout(__import__("io").StringIO()) as out:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
             exec("".join(cell["source"]), names)
         assert bool(out.getvalue()) == bool(printed)
-    check_results(names)
-
-
-def check_results(names: dict) -> None:
-    """Check what the cells of the notebook computed."""
+    plt.close("all")
+    assert names["error"] < 0.02  # completeness of the attributions to the value
+    assert names["change"].shape == (32, len(names["some"][0])) and names["change"].max() > 0.05
+    for (recorded, imagined, ends), frames, dream in zip(
+            names["lines"], names["rows"][::2], names["rows"][1::2]):
+        assert np.abs(recorded[0] - imagined[0]) < 1 and ends[-1] > 0.5 > ends[:8].max()
+        assert np.abs(frames.astype(float) - dream).mean() < 30  # from 0 to 255
+    assert names["dreams"].frames.shape == (5, 40, 64, 64, 3)
+    assert 0.5 < names["same"] < 1

@@ -20,6 +20,7 @@ from sklearn.metrics import roc_auc_score
 import record
 from agents.agent_file import save_agent
 from agents.hooks import patched
+from agents.testbed import BASELINE, Condition, Testbed
 from analysis import feature_dreams, level_labels, sparse_features
 from analysis.memory.dictionaries import (
     FIXED,
@@ -46,7 +47,7 @@ from analysis.memory.sparse_features import (
 from analysis.memory.sparse_report import SPARSE_FEATURES
 from common.results import ResultStore
 from envs.procgen_env import EnvConfig
-from interventions.comparison import real_levels
+from interventions.comparison import play_runs
 from interventions.probes import Parts, exchanged_levels, split_levels
 
 RNG = np.random.default_rng
@@ -251,22 +252,23 @@ def test_controls_move_states_by_the_amounts_of_the_largest_feature():
     conditions = ablation_conditions(identity(12), policy, np.array([1, 4]), {1: "a", 4: "b"},
                                      data, 3, 0)
     assert [condition.control for condition in conditions] == [False] * 2 + [True] * 3
-    (patch,) = conditions[2].value
+    (patch,) = conditions[2].patches
     moved = patch.function(data.test) - data.test
     assert torch.allclose(moved.norm(dim=1), data.test[:, 4].relu(), atol=1e-5)
 
 
 def test_an_exact_reconstruction_changes_no_step_in_the_game():
     policy = tiny_policy()
-    testbed = real_levels(policy, FLOAT32, EnvConfig("fruitbot", "easy"), 2, 0, 2, None, {})
+    env = EnvConfig("fruitbot", "easy")
+    testbed = Testbed(policy, FLOAT32, env, env.draw_levels(2, 0))
     size = policy.hidden_state_size
     std = {"hidden_state": torch.ones(size)}
-    plain = testbed.run([], {})
-    spliced = testbed.run([splice(identity(size), policy)], std)
+    plain = play_runs(testbed, BASELINE, {})
+    spliced = play_runs(testbed, Condition("x", patches=[splice(identity(size), policy)]), std)
     assert np.array_equal(plain.actions, spliced.actions) and spliced.moved == 0
     assert np.array_equal(plain.values, spliced.values)
     coarse = fixed_dictionary("random", RNG(0).normal(size=(50, size)).astype(np.float32), 8, 1, 0)
-    assert testbed.run([splice(coarse, policy)], std).moved > 0
+    assert play_runs(testbed, Condition("x", patches=[splice(coarse, policy)]), std).moved > 0
 
 
 def test_examples_are_the_most_active_rows_of_different_episodes_first():

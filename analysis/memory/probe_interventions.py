@@ -223,13 +223,12 @@ def closed_outcomes(policy: Policy, compute: Compute, env: EnvConfig,
     with patched(policy, [] if push is None else [Add(STATE, vector=push.astype(np.float32))]):
         play = functools.partial(play_episodes, policy, compute, env, levels, seed, num_slots,
                                  PlayOptions(keep_frames=False))
-        for episode, cause, _ in with_progress(attribute_failures(env, play), len(levels),
-                                               "episode"):
+        for episode in with_progress(attribute_failures(env, play), len(levels), "episode"):
             actions = episode.actions[:-1]
             rows[episode.number] = [
                 episode.level_complete, episode.total_reward, episode.length,
                 JUMPS[actions].mean(), RIGHT[actions].mean(),
-                *(cause == name for name in causes)]
+                *(episode.cause == name for name in causes)]
     return np.array([rows[number] for number in sorted(rows)], dtype=np.float64)
 
 

@@ -35,11 +35,12 @@ from agents.layers import STATE
 from agents.networks import Policy
 from agents.patch import Apply, Patch
 from agents.similarity import kl_divergence
+from agents.testbed import Condition
 from analysis.memory.dictionaries import Dictionary, random_directions
 from analysis.memory.labels import JUMPS, LEFT, RIGHT, Examples
 from interventions.probes import Parts, auc_of_draws
 from stats.bootstrap import ClusterBootstrap, by_episode
-from stats.effects import FLIPS_PER_COMPARISON, MIN_FLIPS, Condition
+from stats.effects import FLIPS_PER_COMPARISON, MIN_FLIPS
 from stats.significance import LEVEL, holm, sign_flip_p
 
 NAME_MARGIN = 0.2  # smallest distance of the AUC from 0.5 for a name
@@ -451,12 +452,13 @@ def ablation_conditions(dictionary: Dictionary, policy: Policy, features: np.nda
     """
     means = dictionary.encode(data.train).mean(dim=0)[torch.as_tensor(features)]
     largest = int(features[int(means.argmax())])
-    conditions = [Condition(f"feature_{feature}", labels[feature], ABLATION,
-                            value=[ablate(dictionary, policy, feature)],
-                            settings={"feature": int(feature)}) for feature in features]
+    conditions: list[Condition] = [
+        Condition(f"feature_{feature}", labels[feature], ABLATION,
+                  patches=[ablate(dictionary, policy, feature)],
+                  settings={"feature": int(feature)}) for feature in features]
     return conditions + [
         Condition(f"control_{number}", f"random direction {number}", ABLATION, control=True,
-                  value=[ablate(dictionary, policy, largest, direction)],
+                  patches=[ablate(dictionary, policy, largest, direction)],
                   settings={"amounts_of": largest, "seed": seed})
         for number, direction in enumerate(data.random_directions(num_controls, (seed, 1)))]
 

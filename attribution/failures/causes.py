@@ -22,7 +22,7 @@ from agents.networks import Policy
 from agents.provenance import agent_sha256
 from agents.reference_set import ReferenceSet, activations_of
 from attribution.editing import ChangeSizes, random_edits
-from attribution.failures.results import ORIGINAL, SOLVED, episodes_table
+from attribution.failures.results import ORIGINAL, episodes_table
 from common.cli import count, environments, seed
 from common.devices import Compute
 from common.errors import UserError, nearest
@@ -275,12 +275,11 @@ def play_condition(store: ResultStore, condition: Condition[Run], levels: Levels
         missing = [level for level in levels.levels if level[0] not in played]
         with Progress(len(levels.levels), "episode", len(played)) as progress:
             play = levels.play(condition, missing)
-            for episode, cause, in_view in (attribute_failures(levels.config, play) if missing
-                                            else ()):
+            for episode in attribute_failures(levels.config, play) if missing else ():
                 store.append("played", name, row={
                     "level": episode.number, "level_seed": episode.level_seed,
-                    "cause": cause or SOLVED, "length": episode.length,
-                    "return": episode.total_reward, "in_view": in_view})
+                    "cause": episode.end, "length": episode.length,
+                    "return": episode.total_reward, "in_view": list(episode.in_view)})
                 progress.update(progress.done + 1)
         store.write("episodes", name, value=episodes_table(store.rows("played", name), game))
         print(f"{name}: {len(missing)} episodes", flush=True)
