@@ -186,7 +186,7 @@ def test_the_notebook_has_stored_outputs():
     assert not any(output["output_type"] == "error" or output.get("name") == "stderr"
                    for output in outputs)
     text = json.dumps([{kind: value for kind, value in output.get("data", {}).items()
-                        if kind != "image/png"} or output["text"] for output in outputs])
+                        if kind != "image/png"} or output.get("text") for output in outputs])
     assert not re.search(r"/(work|home|root|tmp|usr)/|steps/s|it/s|0x[0-9a-f]{6}", text)
     assert NOTEBOOK.stat().st_size < 1_000_000
 
@@ -198,12 +198,14 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     for cell in code_cells():
         assert len(cell["source"]) <= 20
         printed = [output["text"] for output in cell["outputs"] if "text" in output]
-        with contextlib.redirect_stdout(io.StringIO()) as out:
+        with contextlib.redirect_stdout(io.StringIO()) as out, plt.rc_context():
             exec("".join(cell["source"]), names)
         assert bool(out.getvalue()) == bool(printed)
     plt.close("all")
     assert names["error"] < 0.02  # completeness of the attributions to the value
-    assert names["change"].shape == (32, len(names["some"][0])) and names["change"].max() > 0.05
+    difference = (names["after"] - names["before"]).abs().sum(dim=-1) / 2
+    assert difference.shape == (32, 11) and 0.05 < difference.max() < 0.5
+    assert names["change"][names["most"]].min() > 0.1  # without saws, the agent expects more
     for (recorded, imagined, ends), frames, dream in zip(
             names["lines"], names["rows"][::2], names["rows"][1::2]):
         assert np.abs(recorded[0] - imagined[0]) < 1 and ends[-1] > 0.5 > ends[:8].max()
