@@ -411,7 +411,7 @@ def read_evaluation(path: Path, more: Mapping[str, object] | None = None) -> dic
     return result
 
 
-def evaluate(episodes: Iterable[Episode]) -> Evaluation:
+def summarise(episodes: Iterable[Episode]) -> Evaluation:
     """Compute success rate, mean return and mean length of one or more episodes."""
     episodes = list(episodes)
     n = len(episodes)

@@ -50,6 +50,12 @@ class EnvConfig:
 
     Raises:
         UserError: if there is no such game or mode, or the range of levels is invalid.
+
+    Example::
+
+        >>> env = EnvConfig("coinrun", "hard", num_levels=1000)
+        >>> unseen = env.unseen_levels()
+        >>> assert min(unseen.draw_levels(5, seed=0)) >= 1000
     """
 
     env_name: str
@@ -146,6 +152,12 @@ class ProcgenVectorEnv:
 
     Raises:
         UserError: if there are fewer than 1 environments or 0 threads.
+
+    Example::
+
+        >>> env = ProcgenVectorEnv(EnvConfig("maze", "easy"), num_envs=2, seed=0)
+        >>> env.act(np.array([7, 1], dtype=np.int32))  # right, left
+        >>> frames, states = env.observe().frames, env.get_state()
     """
 
     def __init__(self, config: EnvConfig, num_envs: int, seed: int, num_threads: int = 2,
@@ -346,22 +358,29 @@ class StateView:
     Args:
         config: the game; all other options are part of a state.
         person_view: render the 512-pixel view instead of the agent's view.
+
+    Example::
+
+        >>> [(_, state)] = level_states(recording, episode=0, rows=[0])
+        >>> view = StateView(EnvConfig("coinrun", "hard"))
+        >>> frame = view.draw(state)  # uint8 (64, 64, 3)
     """
 
     def __init__(self, config: EnvConfig, person_view: bool = False):
         self._game, self._person_view = config.env_name, person_view
         self._env = _make(config, range(1), 1, 0, 0, person_view)
 
-    def set(self, state: bytes) -> None:
-        """Set the level to a state.
+    def set(self, state: bytes | LevelState) -> None:
+        """Set the level to a state, serialised or parsed.
 
         Raises:
             UserError: if the state belongs to another game or would crash Procgen.
         """
-        LevelState.parse(state, self._game)
-        self._env.set_state([state])
+        data = state.to_bytes() if isinstance(state, LevelState) else state
+        LevelState.parse(data, self._game)
+        self._env.set_state([data])
 
-    def draw(self, state: bytes) -> np.ndarray:
+    def draw(self, state: bytes | LevelState) -> np.ndarray:
         """Render a state, uint8 (H, W, C).
 
         Raises:

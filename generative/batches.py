@@ -241,8 +241,3 @@ def in_batches(items: Sequence | np.ndarray, batch_size: int) -> Iterator[Any]:
     """Yield items in batches, with progress reports."""
     batches = divide(items, batch_size)
     return with_progress(batches, len(batches), "batch")
-
-
-def as_frames(images: Tensor) -> np.ndarray:
-    """Convert images (…, C, H, W) in [0, 1] to uint8 frames (…, H, W, C)."""
-    return (images.float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).cpu().numpy()

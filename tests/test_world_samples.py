@@ -15,6 +15,7 @@ import record
 import record_gen_samples
 import saliency_experiments
 from agents.agent_file import load_agent
+from agents.recording import WORLD_INTERVAL
 from agents.rollout_files import RolloutFolder
 from common.config import save_settings
 from common.files import save_json, sha256
@@ -317,7 +318,7 @@ def test_samples_in_rendered_worlds_show_the_game(model, run, recording, simulat
     folder = SampleFolder(tmp_path / "informed_init")
     simulator = open_simulator(simulators[model], AGENT, SimulatorConfig(), FLOAT32)
     origins = [folder.origin(number) for number in range(6)]
-    assert any(origin.frame % record.WORLD_INTERVAL for origin in origins)
+    assert any(origin.frame % WORLD_INTERVAL for origin in origins)
     for number, origin in enumerate(origins):
         world = folder.worlds([number])
         frames = recording.episode(origin.episode).frames
