@@ -69,7 +69,7 @@ def film_rollouts(options: RolloutsOptions) -> pd.DataFrame | None:
     reference = functools.cache(functools.partial(reference_frames, env, set(seeds)))
     opened = {name: options.open_arm(policy, env, reference, edit, arm)
               for name, arm in patches.items()}
-    arms = [Condition(UNPATCHED),
+    arms: list[Condition] = [Condition(UNPATCHED),
             *(Condition(name, patches=[patch]) for name, patch in steered.items()),
             *(Condition(name, patches=arm.patches) for name, arm in opened.items())]
     store = options.open_store(FILM_FILES, {
