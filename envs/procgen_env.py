@@ -255,11 +255,8 @@ class LevelSlots:
         self.level_complete[slot] = False
 
     def restore(self, slot: int, state: bytes) -> None:
-        """Continue an episode from a state, without an edit; its frame is in ``frames[slot]``.
-
-        Raises:
-            UserError: if the state belongs to another game or would crash Procgen.
-        """
+        """Continue an episode from a state, without an edit. Raise UserError if the state belongs
+        to another game or would crash Procgen."""
         LevelState.parse(state, self._config.env_name)
         if slot not in self._envs:
             self._envs[slot] = _make(self._config, range(1), 1, 0, 0, self._person_view)
@@ -314,11 +311,7 @@ class LevelSlots:
 
 
 class RealGame:
-    """Procgen as an environment with the methods of ``agents.episodes.Game``.
-
-    Args:
-        config, num_slots, person_view, edit, edit_every_step: see ``LevelSlots``.
-    """
+    """Procgen with the methods of ``agents.episodes.Game``; arguments as for ``LevelSlots``."""
 
     is_simulated = False
 

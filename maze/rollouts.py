@@ -69,9 +69,10 @@ def film_rollouts(options: RolloutsOptions) -> pd.DataFrame | None:
     reference = functools.cache(functools.partial(reference_frames, env, set(seeds)))
     opened = {name: options.open_arm(policy, env, reference, edit, arm)
               for name, arm in patches.items()}
-    arms: list[Condition] = [Condition(UNPATCHED),
-            *(Condition(name, patches=[patch]) for name, patch in steered.items()),
-            *(Condition(name, patches=arm.patches) for name, arm in opened.items())]
+    arms: list[Condition] = [
+        Condition(UNPATCHED),
+        *(Condition(name, patches=[patch]) for name, patch in steered.items()),
+        *(Condition(name, patches=arm.patches) for name, arm in opened.items())]
     store = options.open_store(FILM_FILES, {
         "arms": [arm.name for arm in arms], "layer": options.layer if steered else None,
         "seed": options.seed,

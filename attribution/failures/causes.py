@@ -182,7 +182,7 @@ def invisible_hazards(names: Sequence[str], game: str, original: Condition[float
     Raises:
         UserError: if the game has no such hazard, or the hazard cannot be made invisible.
     """
-    conditions: list[Condition] = []
+    conditions: list[Condition[float]] = []
     for kind in find_hazards(names, game):
         if kind.cells:
             raise UserError(f"{kind.name} of {game} consists of cells, which cannot act while they "
