@@ -33,7 +33,8 @@ from common.devices import Compute
 from common.errors import UserError
 from common.files import read_description
 from common.video import mark_action, side_by_side
-from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots, RealGame
+from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
+from envs.real_game import RealGame
 from stats.significance import share
 
 FRAMES_PER_BATCH = 16
