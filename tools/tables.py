@@ -40,7 +40,7 @@ from generative.card_tables import (
     document_table,
     read_card,
 )
-from generative.dream_life import COIN, DEATH, END
+from generative.dream_life import COIN, DEATH
 from generative.loss_over_time import LOSS_OVER_TIME
 from stats.claims import FINDINGS_NAME, ClaimsTable
 from stats.report import format_interval
@@ -100,9 +100,9 @@ def render_card(name: str, folder: Path = CARDS) -> str:
         lines += [
             f"Ends within {HORIZON} of the agent's most likely actions ({starts}):", "",
             *markdown_table(
-                ("starts", "event", "real", "expected", "expected / real", "Brier skill", "AUC"),
+                ("starts", "event", "real", "expected / real", "Brier skill", "AUC"),
                 [(group.replace("_", " "), event, *_ends(ends[event]))
-                 for group, ends in facts["ends"].items() for event in (COIN, DEATH, END)]),
+                 for group, ends in facts["ends"].items() for event in (COIN, DEATH)]),
             "If only ends with a probability of at least .5 in one step count, these also occur in "
             f"the simulator: {found}.", ""]
     return "\n".join(lines) + "\n"
@@ -148,7 +148,7 @@ def _rendered(block: re.Match[str]) -> str:
 
 def _ends(judged: dict[str, Any]) -> list[str]:
     """Format the measures of one kind of end, see ``dream_life.judge_ends``."""
-    cells = [str(judged["real"]), f"{judged['expected']:.1f}"]
+    cells = [str(judged["real"])]
     for measure in ("expected_over_real", "skill", "auc"):
         low, high = judged[measure]["interval_95"]
         cells.append(format_interval(judged[measure]["value"], low, high, ".2f", ""))
