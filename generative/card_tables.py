@@ -1,6 +1,7 @@
 """The fidelity card as tables: a row per predictor or kind, and a column per simulated step.
 
-Every cell has the 95 % interval over episodes, and the agent's measures have their baselines.
+Cells have 95 % intervals over episodes (in documents, only those of the simulator), and the agent's
+measures have their baselines.
 """
 
 from __future__ import annotations
@@ -113,12 +114,14 @@ def card_rows(table: pd.DataFrame, steps: Sequence[int]) -> list[tuple[str, ...]
 
 
 def document_table(table: pd.DataFrame) -> list[str]:
-    """Return the lines of the card as a Markdown table, for documents.
+    """Return the lines of the card as a Markdown table, for documents; baselines have no intervals.
 
     Args:
         table: table from ``loss_tables.table_of``.
     """
-    return markdown_table(("step", *map(str, DOCUMENT_STEPS)), card_rows(table, DOCUMENT_STEPS))
+    rows = [(title, *(cell.partition(" ")[0] for cell in numbers)) if title.startswith("–")
+            else (title, *numbers) for title, *numbers in card_rows(table, DOCUMENT_STEPS)]
+    return markdown_table(("step", *map(str, DOCUMENT_STEPS)), rows)
 
 
 def print_summary(table: pd.DataFrame, compared: Sequence[dict]) -> None:

@@ -231,8 +231,8 @@ class ClaimsTable:
 
     def verdicts(self, table: pd.DataFrame) -> list[str]:
         """Return the lines of a short Markdown table for documents, with the title of each claim
-        and one number per agent; ✓ marks numbers by which the claim holds, and ✗ numbers by which
-        it does not.
+        and one number per agent, without its interval; ✓ marks numbers by which the claim holds,
+        and ✗ numbers by which it does not.
 
         Args:
             table: shown rows of a table from :func:`findings_table`.
@@ -247,10 +247,8 @@ class ClaimsTable:
                     continue
                 row, holds = _judged(claim, own)
                 measures.append(row["measure"])
-                details = _interval(row).strip(" ()"), (
-                    f"base {_short(row['base'])}" if np.isfinite(row["base"]) else "")
-                cells.append({None: "", True: "✓ ", False: "✗ "}[holds] + _value(row)
-                             + (f" ({'; '.join(filter(None, details))})" if any(details) else ""))
+                cells.append({None: "", True: "✓ ", False: "✗ "}[holds] + _value(row) + (
+                    f" ({_short(row['base'])})" if np.isfinite(row["base"]) else ""))
             lines.append((f"{self.letter}{number}", _escaped(claim.published.partition(": ")[0]),
                           re.sub("(?: …)+", " …", _escaped(in_common(measures))), *cells))
         return markdown_table(("#", "published claim", "measure here",

@@ -40,7 +40,7 @@ from generative.card_tables import (
     document_table,
     read_card,
 )
-from generative.dream_life import COIN, DEATH, END
+from generative.dream_life import COIN, DEATH
 from generative.loss_over_time import LOSS_OVER_TIME
 from stats.claims import FINDINGS_NAME, ClaimsTable
 from stats.report import format_interval
@@ -86,25 +86,16 @@ def store_card(name: str, results: Path, folder: Path = CARDS) -> None:
 
 def render_card(name: str, folder: Path = CARDS) -> str:
     """Format a card as Markdown: its measurement, the table of frames and agent outputs, and, if
-    ends were measured, the table of ends."""
+    they were measured, coins and deaths."""
     table, facts = read_card(folder / f"{name}.csv"), read_json(folder / f"{name}.json")
     lines = [
         f"{facts['windows']} windows of {facts['episodes']} episodes, {facts['action_noise']}, in "
         f"{'rendered' if facts['rendered_worlds'] else 'sampled'} worlds:", "",
         *document_table(table)]
     if facts["ends"]:
-        starts, found = (", ".join(parts) for parts in zip(*(
-            (f"{ends['starts']} starts {_GROUPS[group]}",
-             f"{ends['confusion'][DEATH][DEATH]} of {ends[DEATH]['real']} deaths from starts "
-             f"{_GROUPS[group]}") for group, ends in facts["ends"].items())))
-        lines += [
-            f"Ends within {HORIZON} of the agent's most likely actions ({starts}):", "",
-            *markdown_table(
-                ("starts", "event", "real", "expected", "expected / real", "Brier skill", "AUC"),
-                [(group.replace("_", " "), event, *_ends(ends[event]))
-                 for group, ends in facts["ends"].items() for event in (COIN, DEATH, END)]),
-            "If only ends with a probability of at least .5 in one step count, these also occur in "
-            f"the simulator: {found}.", ""]
+        lines += [f"Coins and deaths within {HORIZON} of the agent's most likely actions (a death "
+                  "*occurs* in the simulator if its probability reaches .5 in one step):", "",
+                  *(_ends(group, ends) for group, ends in facts["ends"].items()), ""]
     return "\n".join(lines) + "\n"
 
 
@@ -146,13 +137,14 @@ def _rendered(block: re.Match[str]) -> str:
     return f"{begin}\n{table}{end}"
 
 
-def _ends(judged: dict[str, Any]) -> list[str]:
-    """Format the measures of one kind of end, see ``dream_life.judge_ends``."""
-    cells = [str(judged["real"]), f"{judged['expected']:.1f}"]
-    for measure in ("expected_over_real", "skill", "auc"):
-        low, high = judged[measure]["interval_95"]
-        cells.append(format_interval(judged[measure]["value"], low, high, ".2f", ""))
-    return cells
+def _ends(group: str, ends: dict[str, Any]) -> str:
+    """Compare the coins and deaths of a group of starts with the game in a sentence."""
+    skill = ends[COIN]["skill"]
+    return (f"- From {ends['starts']} starts {_GROUPS[group]}, the simulator expects "
+            f"{ends[COIN]['expected']:.1f} coins (real: {ends[COIN]['real']}; Brier skill: "
+            f"{format_interval(skill['value'], *skill['interval_95'], '.2f')}) and "
+            f"{ends[DEATH]['expected']:.1f} deaths (real: {ends[DEATH]['real']}, of which "
+            f"{ends['confusion'][DEATH][DEATH]} occur)")
 
 
 def update(text: str) -> str:
