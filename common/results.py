@@ -192,7 +192,7 @@ class ResultStore:
                     f"{self.path} holds '{key}' of the {schema.what} with other settings; "
                     f"choose another {schema.flag}, or give --overwrite to delete it")
         if growing:
-            settings = {**settings, growing: {**known, **added}}
+            settings = {**settings, growing: {**added, **known}}  # in the order of this run
         shard_settings = {**settings, DIVIDED: divided or {}}
         way_out = f"choose another {schema.flag}, or delete the folder"
         self.is_open, self._shard, self._lock = True, shard, None
