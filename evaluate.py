@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agents.agent_file import load_agent
-from agents.episodes import Episode, PlayOptions, evaluate, play_episodes
+from agents.episodes import Episode, PlayOptions, play_episodes, summarise
 from agents.failures import attribute_failures, causes_of, unknown_hazards
 from agents.goal_places import GoalEdit, GoalGameOptions, goal_described, words_of
 from agents.networks import Policy
@@ -121,7 +121,7 @@ def play_levels(options: EvaluateOptions, policy: Policy, compute: Compute, conf
                 yield episode
 
         episodes = with_causes() if options.causes else play()
-        result = evaluate(with_progress(episodes, len(levels), "episode"))
+        result = summarise(with_progress(episodes, len(levels), "episode"))
     steps = result.mean_length * result.num_episodes
     with_patches = f", with {arm_name(options.arm)}" if options.arm else ""
     print(f"{options.agent_file} on {words_of(config, edit)}{with_patches}: "

@@ -22,7 +22,7 @@ import torch
 from agents.agent_file import load_agent
 from agents.object_masks import ObjectPainter, recorded_without
 from agents.provenance import agent_sha256
-from agents.replay import recorded_game, replayed
+from agents.replay import level_states, recorded_game
 from common.cli import count, from_zero, whole
 from common.errors import UserError
 from common.files import sha256
@@ -377,7 +377,7 @@ def replay_positions(dataset: RolloutDataset, windows: np.ndarray
         ``Windows.positions``.
 
     Raises:
-        UserError: see ``agents.replay.replayed``.
+        UserError: see ``agents.replay.level_states``.
     """
     positions = {}
     for number in with_progress(windows.tolist(), len(windows), "replay"):
@@ -386,7 +386,7 @@ def replay_positions(dataset: RolloutDataset, windows: np.ndarray
         last = dataset.folder.array_files(place.episode).frames.shape[0] - 1  # terminal row
         rows = range(max(begin, 0), min(begin + dataset.window_length, last))
         positions[number] = np.full((dataset.window_length, 2), np.nan, np.float32)
-        for row, state in replayed(dataset.folder, place.episode, rows):
+        for row, state in level_states(dataset.folder, place.episode, rows):
             positions[number][row - begin] = state.player["x"], state.player["y"]
     return lambda numbers: torch.from_numpy(
         np.stack([positions[number] for number in numbers.tolist()], axis=1))

@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from agents.acting import ActionNoise, load_action_noise
 from agents.agent_file import load_agent
 from agents.config import load_agent_config
-from agents.episodes import FRAMES_PER_BATCH, Episode, PlayOptions, play_episodes
+from agents.episodes import FRAMES_PER_BATCH, PlayOptions, play_episodes
 from agents.goal_places import GoalEdit, GoalGameOptions, goal_described, words_of
 from agents.patch import BatchInfo
 from agents.provenance import agent_sha256
+from agents.recording import (
+    WORLD_INTERVAL,
+    WorldRecorder,
+    recording_settings,
+    write_episodes,
+)
 from agents.reference_set import played_reference
 from agents.rollout_files import (
-    POSITION_COLUMNS,
-    EpisodeArrays,
     RolloutFolder,
     RolloutWriter,
     join_recording,
 )
-from agents.world_files import RenderedWorld
 from common.cli import count, seed, share
-from common.files import versions
 from common.options import ComputeOptions, ShardOptions, command, option
 from common.parameters import BASE_SET, PARAMETER_SET
 from common.progress import with_progress
 from common.shards import WHOLE
-from common.video import enlarge, mark_action
-from envs.level_state import LevelState
-from envs.objects import moving_objects
 from envs.procgen_env import EnvConfig
-from envs.wide_view import WorldView
 from interventions.flags import (
     AlterFromOptions,
     PatchOptions,
@@ -50,12 +46,6 @@ from interventions.flags import (
 )
 from interventions.patch_text import arm_name
 from maze.level.patch_words import register_maze_words
-
-VIDEO_SCALE = 3
-# Steps between two recorded worlds of an episode; odd, so that objects that alternate between two
-# images show both.
-WORLD_INTERVAL = 7
-MAX_UNWRITTEN = 64  # finished episodes kept in memory while writing is slower than playing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,55 +85,6 @@ class RecordOptions(GoalGameOptions, SwapOptions, PlayedDirectionOptions, AlterF
         return (noise, self.action_noise_share) if has_noise else (None, 0.0)
 
 
-def steps_table(episode: Episode) -> pd.DataFrame:
-    """Return the rows of an episode's CSV without the columns episode and global_step."""
-    return pd.DataFrame({
-        "level_seed": episode.level_seed, "episode_step": np.arange(len(episode.actions)),
-        "done": episode.dones.astype(int), "reward": episode.rewards, "value": episode.values,
-        "action": episode.actions, **dict(zip(POSITION_COLUMNS, episode.positions.T))})
-
-
-def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool,
-                  worlds: dict[int, RenderedWorld]) -> None:
-    """Write an episode, its worlds by row, and a video of its enlarged frames with the actions
-    marked."""
-    video = None
-    if with_video:
-        video = (mark_action(enlarge(frame, VIDEO_SCALE), action)
-                 for frame, action in zip(episode.frames, episode.actions))
-    writer.add(episode.number, EpisodeArrays(episode.frames, episode.hidden_states,
-                                             episode.log_probs, steps_table(episode)), video,
-               worlds)
-
-
-class WorldRecorder:
-    """Callback of ``play_episodes`` that renders the world of every WORLD_INTERVAL-th row.
-
-    Args:
-        config: the game.
-
-    Raises:
-        UserError: if worlds of the game cannot be rendered.
-    """
-
-    def __init__(self, config: EnvConfig):
-        self._view = WorldView(config)
-        self._worlds: dict[int, dict[int, RenderedWorld]] = {}  # by episode and row
-
-    def __call__(self, number: int, row: int, state_of: Callable[[], bytes | None]) -> None:
-        if row % WORLD_INTERVAL or (data := state_of()) is None:
-            return
-        state = LevelState.parse(data)
-        if not self._worlds:
-            self._view.check(state)
-        self._worlds.setdefault(number, {})[row] = RenderedWorld(
-            self._view.draw(state), moving_objects(state))
-
-    def take(self, number: int) -> dict[int, RenderedWorld]:
-        """Return the worlds of an episode by row, and forget them."""
-        return self._worlds.pop(number, {})
-
-
 def mixed_noise(noise: ActionNoise, noise_share: float) -> Callable[[Tensor, BatchInfo], Tensor]:
     """Return the action noise of ``PlayOptions.alter_logits`` for a share of the episodes, evenly
     spread over their numbers."""
@@ -180,7 +121,7 @@ def record(options: RecordOptions) -> RolloutFolder:
         "swap": {**swap.description, "from_step": options.alter_from_step} if swap else None,
         **patches.metadata, **({"positions": True} if positions else {}),
         **({"worlds": WORLD_INTERVAL} if worlds else {}),
-        PARAMETER_SET: options.interpreting_params_name, "versions": versions(),
+        PARAMETER_SET: options.interpreting_params_name,
     }, options.overwrite, options.shard, options.num_episodes)
 
     own_levels = options.shard.of(list(enumerate(all_levels)))
@@ -213,35 +154,11 @@ def describe(options: RecordOptions, config: EnvConfig, edit: GoalEdit | None,
              precision: str) -> dict:
     """Return the settings of a recording that describe agent, game and action noise."""
     noise, noise_share = options.action_noise(config.env_name)
-    return {
-        "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "env": vars(config), **goal_described(edit), "seed": options.seed,
-        "precision": precision,
-        "log_probs_of": "the policy with action noise" if noise else "the policy",
-        "action_noise": vars(noise) if noise else None,
-        **({"action_noise_share": noise_share} if noise and noise_share < 1 else {})}
-
-
-def write_episodes(writer: RolloutWriter, episodes: Iterator[Episode], with_videos: bool,
-                   worlds: WorldRecorder | None) -> tuple[int, int]:
-    """Write episodes while the agent plays, and return the numbers of frames and of solved levels.
-    """
-    frames, solved = 0, 0
-    pool = ThreadPoolExecutor(1)
-    pending: list[Future] = []
-    try:
-        for episode in episodes:
-            pending.append(pool.submit(write_episode, writer, episode, with_videos,
-                                       worlds.take(episode.number) if worlds else {}))
-            while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
-                pending.pop(0).result()
-            frames += len(episode.actions)
-            solved += bool(episode.level_complete)
-        for future in pending:
-            future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return frames, solved
+    settings = recording_settings(options.agent_file, agent_sha256(options.agent_file), config,
+                                  options.seed, precision) | goal_described(edit)
+    if noise:
+        settings |= {"log_probs_of": "the policy with action noise", "action_noise": vars(noise)}
+    return settings | ({"action_noise_share": noise_share} if noise and noise_share < 1 else {})
 
 
 main = command(RecordOptions, record)

@@ -23,6 +23,7 @@ setup(
         "pynndescent>=0.5.13", "numba>=0.60", "matplotlib>=3.9", "pillow>=10", "av>=13",
         "pyyaml>=6", "tqdm>=4.66", "tensorboard>=2.17", "joblib>=1.4", "threadpoolctl>=3.5",
         "jinja2>=3.1", "markdown>=3.6", "captum>=0.7"],
+    extras_require={"notebook": ["jupyterlab>=4"]},
     packages=[*find_packages(exclude=["tests", "tests.*", "tools", "benchmarks"]), *DATA],
     package_data={name: ["*"] for name in DATA},
     py_modules=SCRIPTS,

@@ -116,7 +116,7 @@ def _published_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: _PUBLISHED_ORDER.index(name.partition(".")[0]))
 
 
-def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
+def load_agent(path: str | Path, device: torch.device | str = "cpu") -> Policy:
     """Load the policy from an agent file of this project or a published one.
 
     A published recurrent agent starts its episodes from a hidden state of zeros, because it was
@@ -125,7 +125,14 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
     Raises:
         UserError: if the file is missing, truncated or not an agent file, if a tensor is missing,
             unknown, not finite or of the wrong shape, or if an edit is invalid.
+
+    Example::
+
+        >>> policy = load_agent("pretrained/coinrun_hard/model.pth")
+        >>> output = policy(recording.episode(0).frames[:8])  # from initial hidden states
+        >>> assert output.values.shape == (8,) and output.log_probs.shape == (8, 15)
     """
+    path = Path(path)
     content = _read(path)
     state = _weights_of(content)
     if not isinstance(state, dict):

@@ -33,7 +33,8 @@ from common.devices import Compute
 from common.errors import UserError
 from common.files import read_description
 from common.video import mark_action, side_by_side
-from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots, RealGame
+from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
+from envs.real_game import RealGame
 from stats.significance import share
 
 FRAMES_PER_BATCH = 16
@@ -411,7 +412,7 @@ def read_evaluation(path: Path, more: Mapping[str, object] | None = None) -> dic
     return result
 
 
-def evaluate(episodes: Iterable[Episode]) -> Evaluation:
+def summarise(episodes: Iterable[Episode]) -> Evaluation:
     """Compute success rate, mean return and mean length of one or more episodes."""
     episodes = list(episodes)
     n = len(episodes)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from agents.episodes import FAILED, Episode
-from agents.replay import recorded_game, replayed
+from agents.replay import level_states, recorded_game
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from envs.level_state import LevelState
@@ -195,14 +195,14 @@ def recorded_causes(folder: RolloutFolder, episodes: Iterable[int]) -> dict[int,
 
     Raises:
         UserError: if a frame or the end of an episode differs from the recording; see
-            ``agents.replay.replayed``.
+            ``agents.replay.level_states``.
     """
     causes = {}
     with contextlib.closing(FailureAttributor(recorded_game(folder))) as attributor:
         for episode in episodes:
             actions = folder.steps(episode)["action"]
             last = len(actions) - 2  # the row before the terminal row
-            [(_, state)] = replayed(folder, episode, [last])
+            [(_, state)] = level_states(folder, episode, [last])
             cause = attributor.cause(state.to_bytes(), int(actions.iloc[last]))
             if cause is not None:
                 causes[episode] = cause

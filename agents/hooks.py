@@ -366,6 +366,12 @@ def patched(policy: Policy, patches: Sequence[Patch] | Mapping[str, Callable[[Te
 
     Raises:
         UserError: if a patch does not fit the policy, or two patches set the same entries.
+
+    Example::
+
+        >>> with patched(policy, {"embedder.block2": lambda output: 0.5 * output}) as patches:
+        ...     values = policy(recording.episode(0).frames[:8]).values
+        >>> assert patches.changes()[0].pictures == 8
     """
     if isinstance(patches, Mapping):
         patches = [Apply(layer, function) for layer, function in patches.items()]
@@ -393,6 +399,12 @@ def cached(policy: Policy, layers: Sequence[str], *, before: bool = False,
         on: device of the copies.
         graph: keep the original tensors instead of copies, without reshaping them, so that
             gradients can be computed.
+
+    Example::
+
+        >>> with cached(policy, ["embedder.block2", "hidden_state"]) as cache:
+        ...     output = policy(recording.episode(0).frames[:8])
+        >>> assert cache["embedder.block2"].shape == (8, 32, 16, 16)
     """
     cache = ActivationCache({name: find_layer(policy, name) for name in layers}, on, graph, before)
     with _HookStack.pushed(policy, cache):

@@ -18,10 +18,12 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from agents.frames import as_images
 from agents.pooling import halve
 from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
@@ -330,25 +332,26 @@ class Policy(nn.Module):
             after = self.gru(embeddings.unsqueeze(0), hidden, None, self.initial_state()).squeeze(0)
         return self._heads(self.hidden_state(hidden, after))
 
-    def forward(self, images: Tensor, hidden: Tensor, masks: Tensor) -> PolicyOutput:
+    def forward(self, frames: Tensor | np.ndarray, hidden: Tensor | np.ndarray | None = None,
+                masks: Tensor | None = None) -> PolicyOutput:
         """Run one step.
 
         Args:
-            images: images in [0, 1] (N, C, H, W); ``to_images`` converts frames.
-            hidden: hidden states after the previous step (N, D).
-            masks: 0 where an episode begins and 1 elsewhere (N,).
+            frames: N frames, see ``agents.frames.as_images``.
+            hidden: hidden states after the previous step (N, D); None for initial states.
+            masks: 0 where an episode begins and 1 elsewhere (N,); None for 1 everywhere.
 
         Raises:
-            UserError: if the images are integers or exceed 2, as frames from 0 to 255 do, or the
-                sizes of the arguments do not fit together.
+            UserError: if the frames have a wrong type, shape or range, or the sizes of the
+                arguments do not fit together.
         """
-        largest = float(images.max())
-        if not images.is_floating_point() or largest > 2:
-            raise UserError(f"images must be real numbers from 0 to 1, not {images.dtype} up to "
-                            f"{largest:g}; convert frames with to_images, or divide by 255")
+        images = as_images(frames, 1).to(self.device)
+        hidden = (self.initial_states(len(images)) if hidden is None
+                  else torch.as_tensor(hidden, dtype=torch.float32, device=self.device))
+        masks = torch.ones(len(images), device=self.device) if masks is None else masks
         size = tuple(hidden.shape) if self.recurrent else (len(hidden), self.hidden_state_size)
         if size != (len(images), self.hidden_state_size) or masks.shape != images.shape[:1]:
-            raise UserError(f"{len(images)} images need hidden states of the shape "
+            raise UserError(f"{len(images)} frames need hidden states of the shape "
                             f"{(len(images), self.hidden_state_size)} and masks of the shape "
                             f"{(len(images),)}, not {tuple(hidden.shape)} and {tuple(masks.shape)}")
         embeddings = self.embed(images).float()
@@ -382,8 +385,12 @@ def to_images(frames: Tensor, channels_last: bool = True,
               dtype: torch.dtype = torch.float32) -> Tensor:
     """Convert uint8 frames (N, H, W, C) from Procgen to images in [0, 1] (N, C, H, W).
 
-    The result keeps the channels-last memory layout of the frames, or is contiguous if
-    ``channels_last`` is false. In bfloat16 the values equal float32 values cast by autocast.
+    The result has the channels-last memory layout of the frames, or is contiguous if
+    ``channels_last`` is false. In bfloat16 the values equal float32 values cast by autocast. Images
+    (N, C, H, W), which are floats, only get type and layout.
     """
+    if frames.is_floating_point():
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        return frames.to(dtype).contiguous(memory_format=layout)
     images = frames.permute(0, 3, 1, 2).to(dtype).div_(255)
     return images if channels_last else images.contiguous()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agents.replay import replayed
+from agents.replay import level_states
 from agents.rollout_files import RolloutFolder
 from envs.level_state import LevelState
 from envs.objects import GameObject, in_view, undrawn
@@ -72,9 +72,9 @@ def recorded_without(folder: RolloutFolder, painter: ObjectPainter, episode: int
         Frames without each kind, uint8 (T, K, C, H, W).
 
     Raises:
-        UserError: see ``replayed``.
+        UserError: see ``level_states``.
     """
     without = np.repeat(frames[:, None], len(painter.kinds), axis=1)
-    for row, state in replayed(folder, episode, range(first, first + len(frames))):
+    for row, state in level_states(folder, episode, range(first, first + len(frames))):
         without[row - first] = np.moveaxis(painter.draw(state).without, -1, 1)
     return without

@@ -181,6 +181,12 @@ class Patch:
             ``interventions.patch_text.open_patches`` turns them into conditions, cells and so on.
         text: the patch in the command-line syntax; "" if it was created in Python.
         is_open: whether ``open_patches`` has applied the words and read the files they name.
+
+    Example, with a subclass of ``interventions.patches``::
+
+        >>> patch = parse_patch("zero@embedder.block2:5,steps=0:20")
+        >>> assert patch.kind == "zero" and isinstance(patch, Patch)
+        >>> assert patch.channels == (5,) and patch.steps == (0, 20)
     """
 
     kind: ClassVar[str]

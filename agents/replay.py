@@ -87,7 +87,7 @@ def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, la
             raise _mismatch(folder, episode, row + 1)
 
 
-def replayed(folder: RolloutFolder, episode: int, rows: Collection[int]
+def level_states(folder: RolloutFolder, episode: int, rows: Collection[int]
              ) -> Iterator[tuple[int, LevelState]]:
     """Yield the level states of some rows of a recorded episode, in ascending order.
 
@@ -96,6 +96,12 @@ def replayed(folder: RolloutFolder, episode: int, rows: Collection[int]
 
     Raises:
         UserError: see ``replay`` and ``recorded_game``.
+
+    Example::
+
+        >>> [(row, state)] = level_states(recording, episode=0, rows=[10])
+        >>> frame = StateView(EnvConfig("coinrun", "hard")).draw(state)
+        >>> assert np.array_equal(frame, recording.episode(0).frames[10])
     """
     rows, config = set(rows), recorded_game(folder)
     if not rows:

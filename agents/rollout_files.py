@@ -39,7 +39,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from agents import world_files
+import agents.world_files as world_files
 from agents.provenance import CONTENTS, check_agent, file_sha256, is_digest
 from common.errors import UserError
 from common.files import (
@@ -123,10 +123,16 @@ class RolloutFolder(ResultStore):
 
     Raises:
         UserError: see :func:`join_recording`.
+
+    Example::
+
+        >>> recording = RolloutFolder("recording")
+        >>> episode = recording.episode(recording.finished()[0])
+        >>> assert len(episode.hidden_states) == len(episode.frames) + 1 == len(episode.steps) + 1
     """
 
-    def __init__(self, path: Path, joined: bool = True):
-        super().__init__(path, RECORDING)
+    def __init__(self, path: str | Path, joined: bool = True):
+        super().__init__(Path(path), RECORDING)
         if joined and ShardNotes(self.path).exist():
             join_recording(self.path)
 

@@ -18,11 +18,13 @@ from torch import Tensor
 from agents.episodes import (
     Episode,
     EpisodeState,
+    Evaluation,
     Game,
     PlayOptions,
     Run,
     Watch,
     play_episodes,
+    summarise,
 )
 from agents.failures import attribute_failures
 from agents.hooks import ActivePatches, patched
@@ -45,6 +47,11 @@ class Condition(effects.Condition[effects.Value]):
         edit, edit_every_step: edit of every level instead of the testbed's, see ``PlayOptions``.
         policy: agent that plays instead of the testbed's.
         actions: actions that replace the agent's first actions.
+
+    Example::
+
+        >>> patch = parse_patch("zero@embedder.block2:5")
+        >>> condition = Condition("without channel 5", patches=[patch])
     """
 
     label: str = ""
@@ -116,6 +123,12 @@ class Testbed:
             ``attribute_failures``.
         draw_reference: function that maps a size and a seed to a reference set; None to draw it
             from other levels.
+
+    Example::
+
+        >>> compute, env = Compute(policy.device, bfloat16=False), EnvConfig("coinrun", "hard")
+        >>> testbed = Testbed(policy, compute, env, [3])
+        >>> plain, forced = testbed.play([Condition("agent"), Condition("jumps", actions=[5])])
     """
 
     policy: Policy
@@ -240,6 +253,31 @@ class Testbed:
         if self.causes and watch is None and self.env is not None:
             return attribute_failures(self.env, play)
         return play(watch=watch)
+
+
+def evaluate(policy: Policy, env: EnvConfig, *, num_episodes: int = 100, seed: int = 0,
+             greedy: bool = False) -> Evaluation:
+    """Play levels with an agent, inside active ``patched`` blocks with these patches.
+
+    ``evaluate.py`` has further options, such as causes of failures.
+
+    Args:
+        policy: the agent.
+        env: game and range of levels; ``env.unseen_levels()`` are the levels beyond a range.
+        num_episodes: number of levels, one episode each.
+        seed: seed of levels and actions.
+        greedy: take the most likely action instead of sampling one.
+
+    Example::
+
+        >>> env = EnvConfig("coinrun", "hard")
+        >>> result = evaluate(policy, env, num_episodes=4)
+        >>> assert 0 <= result.success_rate <= 1 and result.mean_length > 0
+    """
+    testbed = Testbed(policy, Compute(policy.device, bfloat16=False), env,
+                      env.draw_levels(num_episodes, seed), seed,
+                      options=dataclasses.replace(WITHOUT_FRAMES, greedy=greedy))
+    return summarise(with_progress(testbed.episodes(), testbed.num_runs, "episode"))
 
 
 def _pass_of(condition: Condition) -> tuple:

@@ -84,7 +84,7 @@ LABELS = {ORDINARY: "coin at the end (ordinary)", ANYWHERE: "coin anywhere", NON
 TOUCHES = ("passed", "ended", "right")
 CONTRASTS = (
     ("anywhere_ordinary", "coin anywhere - ordinary", ("taken", "right"), ORDINARY, ANYWHERE),
-    ("none_ordinary", "no coin - ordinary", ("right",), ORDINARY, NONE),
+    ("none_ordinary", "no coin - ordinary", ("reached", "right"), ORDINARY, NONE),
     ("behind_ordinary", "coin behind - ordinary", ("taken", "right"), ORDINARY, BEHIND),
     ("anywhere_none", "coin anywhere - no coin", TOUCHES, NONE, ANYWHERE),
     ("behind_not", "coin behind - same start, no coin", TOUCHES, NOT_BEHIND, BEHIND))
@@ -155,13 +155,16 @@ def headline(table: pd.DataFrame, shares: pd.DataFrame) -> str:
     rows = table.set_index(["arm", "outcome"])
     at = shares.set_index(["condition", "outcome"])
     coin = rows.loc["anywhere_none", "passed"]
-    left = at.loc[ANYWHERE, SHARES["ended"]]
     return (
         f"With the coin elsewhere on the way, the agent takes it before the end in "
         f"{100 * coin.altered:.0f} % of the levels, and touches the same squares in "
-        f"{100 * coin.unaltered:.0f} % when they are empty (difference "
-        f"{_percent(coin)} points); it reaches the end without the coin in "
-        f"{100 * left.share:.0f} % ({100 * left.low_95:.0f} to {100 * left.high_95:.0f}).")
+        f"{100 * coin.unaltered:.0f} % when they are empty (difference {_percent(coin)} points); "
+        f"it reaches the end without the coin in {_share(at.loc[ANYWHERE, SHARES['ended']])} %, "
+        f"and takes a coin behind its start in {_share(at.loc[BEHIND, SHARES['taken']])} %.")
+
+
+def _share(row: pd.Series) -> str:
+    return format_interval(100 * row["share"], 100 * row["low_95"], 100 * row["high_95"], ".0f")
 
 
 def _percent(row: pd.Series) -> str:
@@ -180,11 +183,8 @@ def report_of(table: pd.DataFrame, shares: pd.DataFrame, description: str) -> st
         "the square on which its twin has the coin. P(right) is averaged over the steps until the "
         "end is reached.", "",
         *markdown_table(("condition", *columns), [
-            (label_of(name), *(f"{100 * row.share:.0f} ({100 * row.low_95:.0f} to "
-                               f"{100 * row.high_95:.0f})" if row.low_95 == row.low_95
-                               else f"{row.share:.2f}" for row in (at.loc[name, column]
-                                                                   for column in columns)))
-            for name in SETTINGS]),
+            (label_of(name), *(_share(at.loc[name, column]) for column in SHARES.values()),
+             f"{at.loc[name, columns[-1]]['share']:.2f}") for name in SETTINGS]),
         f"Paired differences, with 95 % bootstrap intervals over levels. **Bold**: claimed, i.e. "
         f"the interval excludes 0 and p (sign-flip test, Holm over {len(table)} rows) is at most "
         f"{LEVEL}.", "",
@@ -207,7 +207,7 @@ def plot(table: pd.DataFrame, episodes: dict[str, pd.DataFrame], title: str, max
          ) -> Figure:
     """Draw how episodes end in each condition, and the effects of coin and wall on the value."""
     figure = Figure(figsize=(13, 5.2), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    left, right = figure.subplots(1, 2, width_ratios=(1.2, 1))
     _draw_ends(left, episodes, max_steps)
     values = table[(table["outcome"] == "value")]
     forest_plot(right, values, [f"{row.label}\n({row.num_levels} levels)"
@@ -215,10 +215,12 @@ def plot(table: pd.DataFrame, episodes: dict[str, pd.DataFrame], title: str, max
     right.axvline(0, color=DARK_GREY, linewidth=0.8)
     right.set_title("change of the value of the same frame", fontsize=10)
     right.set_xlabel("value (return), 95 % interval; diamond: claimed", fontsize=9)
-    coin = table.set_index(["arm", "outcome"]).loc["anywhere_none", "passed"]
+    rows = table.set_index(["arm", "outcome"])
+    coin, behind = rows.loc["anywhere_none", "passed"], rows.loc["behind_ordinary", "taken"]
     figure.suptitle(
         f"{title} takes a coin on its way in {100 * coin.altered:.0f} % of the levels, and touches "
-        f"the same squares in {100 * coin.unaltered:.0f} % without a coin", fontsize=12)
+        f"the same squares in {100 * coin.unaltered:.0f} % without a coin,\nand takes a coin just "
+        f"behind its start in {100 * behind.altered:.0f} %", fontsize=12)
     return figure
 
 

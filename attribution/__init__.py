@@ -4,9 +4,16 @@
 "Understanding RL Vision".
 """
 
+from typing import TYPE_CHECKING
 
-def __getattr__(name: str):
-    if name == "run":  # imported lazily, because it needs the dependencies of the scripts
-        from attribution.published_run import run
-        return run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+import common  # noqa: F401  selects matplotlib's backend before it is imported here
+from common.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from attribution.in_frames import attribute_to_layer
+    from attribution.published_run import run
+
+__all__ = ["attribute_to_layer", "run"]
+__getattr__, __dir__ = lazy_exports(__name__, {
+    "attribution.in_frames": ["attribute_to_layer"],
+    "attribution.published_run": ["run"]})

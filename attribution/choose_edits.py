@@ -37,22 +37,21 @@ from torch import Tensor
 
 from agents.agent_file import load_agent, read_origin, save_agent
 from agents.edits import Edit, with_edits
-from agents.networks import Policy
+from agents.episodes import SOLVED
 from agents.provenance import agent_digests, agent_sha256
-from agents.reference_set import activations_of, played_reference
+from agents.reference_set import activations_of
+from agents.testbed import Condition, Testbed
 from attribution.config import ANALYSES
 from attribution.editing import ChangeSizes
 from attribution.failures.causes import (
-    Levels,
     PlayedLevelsOptions,
-    Run,
     agent_conditions,
     find_hazards,
     invisible_hazards,
     play_condition,
-    run_of,
+    policy_of,
 )
-from attribution.failures.results import ORIGINAL, SOLVED, failure_files
+from attribution.failures.results import ORIGINAL, failure_files
 from attribution.layers import find_bottlenecks
 from attribution.results import (
     FEATURES_SCRIPT,
@@ -69,7 +68,6 @@ from common.results import ResultStore
 from common.tables import write_table
 from envs.objects import GameObject
 from interventions.flags import REFERENCE_SIZE
-from stats.effects import Condition
 
 PLAYED, TABLE = "played", "candidates.csv"  # names in the output folder
 MakeEdit = Callable[[str, Sequence[int], float], Edit]  # see edit_of
@@ -105,7 +103,7 @@ class ChooseEditsOptions(PlayedLevelsOptions):
              "that it plays other levels")
     output_dir: Path = option(ANALYSES / "edits", "folder to write to")
 
-    def load_features(self, original: Condition[Run], game: str) -> dict[str, LayerFeatures]:
+    def load_features(self, original: Condition, game: str) -> dict[str, LayerFeatures]:
         """Read the features of the layers to edit, by short name of the layer.
 
         Args:
@@ -120,7 +118,7 @@ class ChooseEditsOptions(PlayedLevelsOptions):
                             f"find them with {FEATURES_SCRIPT}")
         agents = {*agent_digests(self.agent_file), original_agent(self.agent_file)}
         return {bottleneck.name: load_features(self.features_dir, bottleneck, agents, game)
-                for bottleneck in find_bottlenecks(run_of(original).policy, names)}
+                for bottleneck in find_bottlenecks(policy_of(original), names)}
 
     def output_files(self, hazards: Sequence[GameObject]) -> dict[tuple[str, int], Path]:
         """Return the files of edited agents by hazard and number of the control (-1: no control).
@@ -148,8 +146,8 @@ def choose_edits(options: ChooseEditsOptions) -> pd.DataFrame:
     files = options.output_files(hazards)
     [original] = agent_conditions([options.agent_file], [ORIGINAL], options.compute.device)
     features = options.load_features(original, config.env_name)
-    levels = options.draw_levels(config)
-    makers = edit_makers(options, run_of(original).policy, features, levels)
+    testbed = options.testbed(original, config)
+    makers = edit_makers(options, features, testbed)
     rows = []
     for hazard in hazards:
         store = ResultStore(options.output_dir / PLAYED / hazard.name,
@@ -161,8 +159,8 @@ def choose_edits(options: ChooseEditsOptions) -> pd.DataFrame:
             "precision": options.compute.precision, "versions": versions(), "arms": {}},
             options.overwrite)
         for control, make in makers.items():
-            best, trials = search_edits(options, original, features, hazard, levels,
-                                        functools.partial(play, store, levels), make,
+            best, trials = search_edits(options, original, features, hazard, testbed,
+                                        functools.partial(play, store, testbed), make,
                                         "edited" if control < 0 else f"control_{control:03d}")
             rows += [{"hazard": hazard.name, "control": control, **trial,
                       "features": " ".join(map(str, trial["features"])), "chosen": trial is best}
@@ -176,17 +174,15 @@ def choose_edits(options: ChooseEditsOptions) -> pd.DataFrame:
     return table
 
 
-def edit_makers(options: ChooseEditsOptions, policy: Policy, features: Mapping[str, LayerFeatures],
-                levels: Levels) -> dict[int, MakeEdit]:
+def edit_makers(options: ChooseEditsOptions, features: Mapping[str, LayerFeatures],
+                testbed: Testbed) -> dict[int, MakeEdit]:
     """Return the functions that make edits with the features (-1), and with random features by
     number of the control."""
     makers: dict[int, MakeEdit] = {-1: functools.partial(edit_of, features)}
     if not options.num_controls:
         return makers
-    reference = played_reference(policy, levels.compute, levels.config,
-                                 [level for _, level in levels.levels], REFERENCE_SIZE,
-                                 options.seed)
-    activations = activations_of(policy, reference.frames, [
+    reference = testbed.reference(REFERENCE_SIZE, options.seed)
+    activations = activations_of(testbed.policy, reference.frames, [
         of_layer.settings["layer"] for of_layer in features.values()], reference.hidden_states)
     return makers | {control: random_features(features, activations, options.seed, control)
                      for control in range(options.num_controls)}
@@ -218,20 +214,20 @@ def report(path: Path, best: Mapping[str, Any], hazard: str) -> None:
               f"{best['by_others_before']})")
 
 
-def play(store: ResultStore, levels: Levels, condition: Condition[Run],
-         some: Sequence[tuple[int, int]]) -> np.ndarray:
+def play(store: ResultStore, testbed: Testbed, condition: Condition,
+         numbers: Sequence[int]) -> np.ndarray:
     """Play some of the levels under a condition, unless the results are stored.
 
     Args:
         store: open store of episodes.
-        levels: settings for playing levels.
+        testbed: the levels.
         condition: the condition.
-        some: pairs of the number and the level seed of N levels.
+        numbers: numbers of the levels to play (N,).
 
     Returns:
         Cause of failure of each level, or SOLVED (N,).
     """
-    play_condition(store, condition, dataclasses.replace(levels, levels=some))
+    play_condition(store, condition, testbed, numbers)
     return store.read("episodes", condition.name)["cause"].to_numpy(str)
 
 
@@ -277,9 +273,9 @@ def random_features(features: Mapping[str, LayerFeatures], activations: Mapping[
     return make
 
 
-def search_edits(options: ChooseEditsOptions, original: Condition[Run],
-                 features: Mapping[str, LayerFeatures], hazard: GameObject, levels: Levels,
-                 play: Callable[[Condition[Run], Sequence[tuple[int, int]]], np.ndarray],
+def search_edits(options: ChooseEditsOptions, original: Condition,
+                 features: Mapping[str, LayerFeatures], hazard: GameObject, testbed: Testbed,
+                 play: Callable[[Condition, Sequence[int]], np.ndarray],
                  make: MakeEdit, prefix: str
                  ) -> tuple[dict, list[dict]]:
     """Search for the edit that blinds the agent to a hazard.
@@ -293,11 +289,11 @@ def search_edits(options: ChooseEditsOptions, original: Condition[Run],
         original: condition of the unedited agent.
         features: features by short name of the layer.
         hazard: the hazard.
-        levels: candidate levels. Edits are tried on those that the agent fails because of the
+        testbed: candidate levels. Edits are tried on those that the agent fails because of the
             hazard when the hazard is invisible. If the agent fails fewer than MIN_LEVELS for this
             reason, or the hazard cannot be made invisible, edits are tried on all levels.
         play: function that plays N levels under a condition, and returns the cause of failure of
-            each, or SOLVED (N,); levels are pairs of number and level seed.
+            each, or SOLVED (N,); levels are given by their numbers.
         make: function that returns the edit for a layer, numbers of features and a strength.
         prefix: first part of the names of the conditions.
 
@@ -305,17 +301,19 @@ def search_edits(options: ChooseEditsOptions, original: Condition[Run],
         The trial of the best edit, and all trials. A trial is a dict with the columns of
         ``candidates.csv``, in which ``features`` is a tuple.
     """
-    tried, before = levels.levels, play(original, levels.levels)
+    tried: Sequence[int] = range(testbed.num_runs)
+    before = play(original, tried)
+    assert testbed.env is not None
     if not hazard.cells:  # hazards drawn from cells cannot be made invisible
-        [hidden] = invisible_hazards([hazard.name], levels.config.env_name, original, None)
+        [hidden] = invisible_hazards([hazard.name], testbed.env.env_name, original, None)
         needed = play(hidden, tried) == hazard.name
         if needed.sum() >= MIN_LEVELS:
-            tried, before = [tried[place] for place in np.flatnonzero(needed)], before[needed]
+            tried, before = np.flatnonzero(needed).tolist(), before[needed]
 
     def try_edit(layer: str, numbers: tuple[int, ...], strength: float) -> dict:
         label = f"{layer}_{'_'.join(map(str, numbers))}_strength_{strength:g}"
-        edited = with_edits(run_of(original).policy, [make(layer, numbers, strength)])
-        after = play(Condition(f"{prefix}_{label}", label, label, value=Run(edited)), tried)
+        edited = with_edits(policy_of(original), [make(layer, numbers, strength)])
+        after = play(Condition(f"{prefix}_{label}", label, label, policy=edited), tried)
         hazard_before, hazard_after = ((causes == hazard.name).sum() for causes in (before, after))
         return {"layer": layer, "features": numbers, "strength": strength, "levels": len(tried),
                 "by_hazard_before": hazard_before, "by_hazard": hazard_after,

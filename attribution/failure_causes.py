@@ -7,6 +7,7 @@ then counts the failures.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,20 +15,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from agents.episodes import last_steps, side_by_side_films
+from agents.episodes import PlayOptions, last_steps, side_by_side_films
 from agents.failures import causes_of, unknown_hazards
-from agents.reference_set import MIN_FRAMES, played_reference
+from agents.reference_set import MIN_FRAMES
+from agents.testbed import Condition, Testbed
 from attribution.config import ANALYSES
 from attribution.failures.causes import (
-    Levels,
     PlayedLevelsOptions,
-    Run,
     agent_conditions,
     invisible_hazards,
     label_agents,
     match_controls,
     play_condition,
-    run_of,
 )
 from attribution.failures.results import (
     ORIGINAL,
@@ -49,7 +48,7 @@ from common.results import ResultStore
 from common.shards import WHOLE
 from common.video import FRAMES_PER_SECOND, mark_action, write_video
 from interventions.flags import REFERENCE_SIZE
-from stats.effects import Condition, check_starts
+from stats.effects import check_starts
 
 LAST_STEPS = 150  # number of last steps of an episode shown in a film
 NUM_FRAMES = 8  # last frames per failure in the figure of the original's failures
@@ -92,9 +91,10 @@ def count_failures(options: FailureCausesOptions) -> ResultStore:
     if not options.training_levels:
         config = config.unseen_levels()
     check_starts(options.num_episodes, "--num_episodes")
-    levels = options.draw_levels(config)
     labels = label_agents(options.agent_file, options.labels)
-    shown, controls = make_conditions(options, labels, levels)
+    agents = agent_conditions(options.agent_file, labels, options.compute.device)
+    testbed = options.testbed(agents[0], config)
+    shown, controls = make_conditions(options, labels, agents, testbed)
     conditions = [*shown, *controls]
     settings = {condition.name: condition.settings for condition in conditions}
     store = ResultStore(options.output_dir, failure_files(config.env_name))
@@ -104,10 +104,10 @@ def count_failures(options: FailureCausesOptions) -> ResultStore:
          "versions": versions(), "arms": settings}, options.overwrite, options.shard,
         {"arms": {name: made["agent_sha256"] for name, made in settings.items()}}, options.join)
     for condition in options.shard.of(conditions):
-        play_condition(store, condition, levels)
+        play_condition(store, condition, testbed)
     store.finish()
     if options.shard == WHOLE:
-        write_report(store, shown, controls, levels, options.num_films, (
+        write_report(store, shown, controls, testbed, options.num_films, (
             f"{labels[0]} and the arms compared with it, on {options.num_episodes} levels of "
             f"{config.env_name} ({config.distribution_mode}"
             f"{', with backgrounds' if config.use_backgrounds else ''}), the same for every arm, "
@@ -115,26 +115,27 @@ def count_failures(options: FailureCausesOptions) -> ResultStore:
     return store
 
 
-def write_report(store: ResultStore, shown: Sequence[Condition[Run]],
-                 controls: Sequence[Condition[Run]], levels: Levels, num_films: int,
+def write_report(store: ResultStore, shown: Sequence[Condition[float]],
+                 controls: Sequence[Condition[float]], testbed: Testbed, num_films: int,
                  description: str) -> None:
     """Write tables, figures, films and the report, and print the failures by cause.
 
     Args:
         store: store with the episodes of all conditions.
         shown, controls: see ``make_conditions``.
-        levels: the levels, and settings for playing them.
+        testbed: the levels.
         num_films: maximum number of films per condition.
         description: sentence on the agents and levels.
     """
-    tables = write_tables(store, [*shown, *controls], levels.config.env_name, levels.seed)
+    assert testbed.env is not None
+    tables = write_tables(store, [*shown, *controls], testbed.env.env_name, testbed.seed)
     with store.file("figure") as path:
         plot_rates(tables[0], description).savefig(path, dpi=DPI)
-    films = write_films(store, shown, levels, num_films)
+    films = write_films(store, shown, testbed, num_films)
     failed = first_failures(store.read("episodes", ORIGINAL))
     if len(failed) and not store.has("last_frames"):
         with store.file("last_frames") as path:
-            plot_last_frames(last_frames_of(shown[0], failed, levels)).savefig(path, dpi=DPI)
+            plot_last_frames(last_frames_of(shown[0], failed, testbed)).savefig(path, dpi=DPI)
     store.write("report", value=report(
         *tables, [str(film.relative_to(store.path)) for film in films],
         store.file_of("last_frames").name if len(failed) else "", description,
@@ -144,17 +145,17 @@ def write_report(store: ResultStore, shown: Sequence[Condition[Run]],
     print(f"wrote {store.file_of('report')}, tables, figures and {len(films)} films")
 
 
-def make_conditions(options: FailureCausesOptions, labels: Sequence[str], levels: Levels
-                    ) -> tuple[list[Condition[Run]], list[Condition[Run]]]:
+def make_conditions(options: FailureCausesOptions, labels: Sequence[str],
+                    agents: list[Condition[float]], testbed: Testbed
+                    ) -> tuple[list[Condition[float]], list[Condition[float]]]:
     """Create the conditions to report, the original first, and the controls.
 
     Args:
-        labels: labels of the agents.
-        levels: the levels, and settings for playing them.
+        labels, agents: labels and conditions of the agents.
+        testbed: the levels.
     """
-    config = levels.config
-    controls: list[Condition[Run]] = []
-    agents = agent_conditions(options.agent_file, labels, levels.compute.device)
+    assert testbed.env is not None
+    controls: list[Condition[float]] = []
     if options.control_files:
         if len(agents) != 2:
             raise UserError("--control_files are the controls of one edited agent, so --agent_file "
@@ -165,18 +166,16 @@ def make_conditions(options: FailureCausesOptions, labels: Sequence[str], levels
                                         pattern=agents[1].pattern)
                     for name, condition in zip(names, agent_conditions(
                         [options.agent_file[0], *options.control_files], [ORIGINAL, *names],
-                        levels.compute.device)[1:])]
+                        options.compute.device)[1:])]
     elif options.num_controls and len(agents) > 1:
-        reference = played_reference(
-            run_of(agents[0]).policy, levels.compute, config, [seed for _, seed in levels.levels],
-            options.reference_size, options.seed)
+        reference = testbed.reference(options.reference_size, options.seed)
         agents, controls = match_controls(agents, reference, options.num_controls, options.seed)
     pattern = controls[0].pattern if controls else None
-    return [*agents, *invisible_hazards(options.invisible, config.env_name, agents[0],
+    return [*agents, *invisible_hazards(options.invisible, testbed.env.env_name, agents[0],
                                         pattern)], controls
 
 
-def write_tables(store: ResultStore, conditions: Sequence[Condition[Run]], game: str,
+def write_tables(store: ResultStore, conditions: Sequence[Condition[float]], game: str,
                  seed: int
                  ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Compute and write the tables ``rates``, ``effects`` and ``blindness``, and return them.
@@ -193,7 +192,8 @@ def write_tables(store: ResultStore, conditions: Sequence[Condition[Run]], game:
               if "invisible" in condition.settings}
     edited = [condition for condition in conditions[1:]
               if not condition.control and condition.name not in hidden.values()]
-    moved = {condition.name: run_of(condition).moved for condition in conditions}
+    moved = {condition.name: math.nan if condition.value is None else condition.value
+             for condition in conditions}
     tables = (
         rates(conditions, episodes, causes, seed),
         effects(conditions[1:], moved, episodes, causes, seed),
@@ -203,7 +203,7 @@ def write_tables(store: ResultStore, conditions: Sequence[Condition[Run]], game:
     return tables
 
 
-def write_films(store: ResultStore, shown: Sequence[Condition[Run]], levels: Levels,
+def write_films(store: ResultStore, shown: Sequence[Condition[float]], testbed: Testbed,
                 number: int) -> list[Path]:
     """Write films of levels that are failed under exactly one of two conditions: the original and
     another condition.
@@ -211,7 +211,7 @@ def write_films(store: ResultStore, shown: Sequence[Condition[Run]], levels: Lev
     Args:
         store: open store with the episodes of the conditions.
         shown: the conditions, the original first.
-        levels: settings for playing levels.
+        testbed: the levels.
         number: maximum number of films per condition.
 
     Returns:
@@ -226,12 +226,12 @@ def write_films(store: ResultStore, shown: Sequence[Condition[Run]], levels: Lev
             if not films[-1].exists():
                 with store.file("film", condition.name, level) as path:
                     write_film(path, (shown[0], condition),
-                               (original["cause"][place], other["cause"][place]), levels,
-                               (int(place), level))
+                               (original["cause"][place], other["cause"][place]), testbed,
+                               int(place))
     return films
 
 
-def describe_controls(controls: Sequence[Condition[Run]]) -> str:
+def describe_controls(controls: Sequence[Condition[float]]) -> str:
     """Describe the controls and their sizes for the report; return an empty string if there are
     none."""
     far = sum(not control.matched for control in controls)
@@ -244,8 +244,8 @@ def describe_controls(controls: Sequence[Condition[Run]]) -> str:
         "a quarter; no closer ones were found." if far else "")
 
 
-def write_film(path: Path, conditions: Sequence[Condition[Run]], causes: Sequence[str],
-               levels: Levels, level: tuple[int, int]) -> None:
+def write_film(path: Path, conditions: Sequence[Condition[float]], causes: Sequence[str],
+               testbed: Testbed, number: int) -> None:
     """Replay a level under each condition, and write a film of the last LAST_STEPS steps, side by
     side.
 
@@ -253,42 +253,42 @@ def write_film(path: Path, conditions: Sequence[Condition[Run]], causes: Sequenc
         path: video file to write.
         conditions: the conditions.
         causes: cause of failure under each condition, or SOLVED, for the titles.
-        levels: settings for playing levels.
-        level: number and seed of the level.
+        testbed: the levels.
+        number: number of the level.
     """
     films = {}
     for condition, cause in zip(conditions, causes):
-        run = run_of(condition)
-        [episode] = levels.play(condition, [level])()
+        [episode] = testbed.episodes(condition, [number])
+        assert testbed.env is not None
         films[f"{condition.label}: {cause}"] = last_steps(
-            levels.config, level[1], episode.actions[:-1].tolist(), LAST_STEPS, run.edit,
-            run.edit_every_step)
+            testbed.env, episode.level_seed, episode.actions[:-1].tolist(), LAST_STEPS,
+            condition.edit, condition.edit_every_step)
     write_video(path, side_by_side_films(films), FRAMES_PER_SECOND)
 
 
-def last_frames_of(condition: Condition[Run], failed: pd.DataFrame, levels: Levels
+def last_frames_of(condition: Condition[float], failed: pd.DataFrame, testbed: Testbed
                    ) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Replay failed episodes, and return their last frames.
 
     Args:
         condition: the condition under which the episodes failed.
         failed: rows of the condition's table of episodes.
-        levels: settings for playing levels.
+        testbed: the levels.
 
     Returns:
         For each episode: a title; its last T frames, at most NUM_FRAMES, uint8 (T, 64, 64, 3), each
         marked with the action taken in it; and the value estimates in these frames, float32 (T,).
     """
-    again = list(zip(failed["level"].tolist(), failed["level_seed"].tolist()))
+    testbed = dataclasses.replace(testbed, options=PlayOptions(), causes=False)
     episodes = {episode.number: episode
-                for episode in levels.play(condition, again, keep_frames=True)()}
+                for episode in testbed.episodes(condition, failed["level"].tolist())}
     endings = []
-    for (number, level), cause in zip(again, failed["cause"]):
+    for number, cause in zip(failed["level"], failed["cause"]):
         episode = episodes[number]
         end = len(episode.actions) - 1  # the terminal frame, which is black
         begin = max(0, end - NUM_FRAMES)
         endings.append((
-            f"{cause}: level {level}, steps {begin} to {end - 1}",
+            f"{cause}: level {episode.level_seed}, steps {begin} to {end - 1}",
             np.stack([mark_action(episode.frames[step], episode.actions[step])
                       for step in range(begin, end)]), episode.values[begin:end]))
     return endings

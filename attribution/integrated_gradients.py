@@ -218,11 +218,11 @@ class LayerIntegratedGradients:
         self._stem = nn.Sequential(*map(policy.get_submodule, names))
         self._tail = PartialForward(policy, compute, names[-1]) if names else self._head
 
-    def run_prefix(self, frames: np.ndarray, entering: np.ndarray) -> Prefix:
+    def run_prefix(self, frames: np.ndarray | Tensor, entering: np.ndarray) -> Prefix:
         """Run the part of the network up to the layer.
 
         Args:
-            frames: frames, uint8 (B, height, width, 3).
+            frames: uint8 frames (B, height, width, 3), or images.
             entering: hidden states before these frames were seen, float32 (B, D).
 
         Returns:

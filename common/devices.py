@@ -28,6 +28,11 @@ class Compute:
             heads and all losses stay float32.
         channels_last: whether inputs of convolutions have channels-last memory layout. The results
             are equal up to rounding; Procgen's frames arrive in this layout.
+
+    Example::
+
+        >>> compute = Compute(torch.device("cpu"), bfloat16=False)
+        >>> assert compute.precision == "float32"
     """
 
     device: torch.device

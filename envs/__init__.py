@@ -1,3 +1,17 @@
 """Procgen: environments, level states and the objects in them."""
 
-import common  # noqa: F401  chooses the backend before the modules here import matplotlib
+from typing import TYPE_CHECKING
+
+import common  # noqa: F401  selects matplotlib's backend before it is imported here
+from common.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from envs.level_state import LevelState
+    from envs.objects import objects_of, removed
+    from envs.procgen_env import EnvConfig, ProcgenVectorEnv, StateView
+
+__all__ = ["EnvConfig", "LevelState", "ProcgenVectorEnv", "StateView", "objects_of", "removed"]
+__getattr__, __dir__ = lazy_exports(__name__, {
+    "envs.level_state": ["LevelState"],
+    "envs.objects": ["objects_of", "removed"],
+    "envs.procgen_env": ["EnvConfig", "ProcgenVectorEnv", "StateView"]})

@@ -107,6 +107,12 @@ class LevelState:
         entities: array with the fields of ``ENTITY``; x to the right and y upwards, in cells.
         grid: cells in h rows and w columns, int32 (h, w); row 0 is the bottom of the level.
         tail: fields of the individual game, and the end mark.
+
+    Example::
+
+        >>> [(_, state)] = level_states(recording, episode=0, rows=[0])
+        >>> x, y = state.player["x"], state.player["y"]  # in squares
+        >>> same = LevelState.parse(state.to_bytes())
     """
 
     game: str

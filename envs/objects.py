@@ -14,7 +14,7 @@ import numpy as np
 from scipy import ndimage
 
 from common.config import read_yaml, typed
-from common.errors import UserError
+from common.errors import UserError, nearest
 from envs.level_state import LevelState, MovingObject
 
 GAME_OBJECTS_FILE = Path(__file__).parent.parent / "hyperparams" / "game_objects.yml"
@@ -76,6 +76,12 @@ def objects_of(game: str) -> tuple[GameObject, ...]:
 
     Raises:
         UserError: if the file is invalid; the message names the entry.
+
+    Example::
+
+        >>> kinds = objects_of("coinrun")
+        >>> names = [kind.name for kind in kinds]
+        >>> assert "saw" in names and "coin" in names
     """
     kinds = read_yaml(GAME_OBJECTS_FILE).get(game, {})
     return tuple(typed(GameObject, {**kind, "name": name},
@@ -110,16 +116,29 @@ def undrawn(state: LevelState, kind: GameObject) -> LevelState:
     return _with_entities(state, _entities_of(state, kind, trails=True), {"alpha": 0.0})
 
 
-def removed(state: LevelState, kind: GameObject, within: float | None = None) -> LevelState:
+def removed(state: LevelState, kind: GameObject | str, within: float | None = None) -> LevelState:
     """Remove the objects of a kind: move entities far outside the level, and empty cells.
 
     Args:
+        kind: the kind, or its name.
         within: remove only objects whose nearest edge is at most this many cells from the
             player's centre in x and y (maximum norm). Trails are removed with their entity.
 
     Raises:
-        UserError: if the kind is the player, which every level needs.
+        UserError: if the kind is the player, which every level needs, or the game has no kind of
+            this name.
+
+    Example::
+
+        >>> [(_, state)] = level_states(recording, episode=0, rows=[0])
+        >>> without = removed(state, "saw")  # from which the game can continue
+        >>> frame = StateView(EnvConfig("coinrun", "hard")).draw(without)
     """
+    if isinstance(kind, str):
+        kinds = {kind.name: kind for kind in objects_of(state.game)}
+        if kind not in kinds:
+            raise UserError(f"{state.game} has no objects called '{kind}'{nearest(kind, kinds)}")
+        kind = kinds[kind]
     if kind.is_player:
         raise UserError(f"{kind.name} is the player of {state.game}, which cannot be removed")
     far = {"x": _FAR_AWAY, "y": _FAR_AWAY}

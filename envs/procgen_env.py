@@ -7,7 +7,7 @@ import dataclasses
 import gc
 import io
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -50,6 +50,12 @@ class EnvConfig:
 
     Raises:
         UserError: if there is no such game or mode, or the range of levels is invalid.
+
+    Example::
+
+        >>> env = EnvConfig("coinrun", "hard", num_levels=1000)
+        >>> unseen = env.unseen_levels()
+        >>> assert min(unseen.draw_levels(5, seed=0)) >= 1000
     """
 
     env_name: str
@@ -146,6 +152,12 @@ class ProcgenVectorEnv:
 
     Raises:
         UserError: if there are fewer than 1 environments or 0 threads.
+
+    Example::
+
+        >>> env = ProcgenVectorEnv(EnvConfig("maze", "easy"), num_envs=2, seed=0)
+        >>> env.act(np.array([7, 1], dtype=np.int32))  # right, left
+        >>> frames, states = env.observe().frames, env.get_state()
     """
 
     def __init__(self, config: EnvConfig, num_envs: int, seed: int, num_threads: int = 2,
@@ -243,11 +255,8 @@ class LevelSlots:
         self.level_complete[slot] = False
 
     def restore(self, slot: int, state: bytes) -> None:
-        """Continue an episode from a state, without an edit; its frame is in ``frames[slot]``.
-
-        Raises:
-            UserError: if the state belongs to another game or would crash Procgen.
-        """
+        """Continue an episode from a state, without an edit. Raise UserError if the state belongs
+        to another game or would crash Procgen."""
         LevelState.parse(state, self._config.env_name)
         if slot not in self._envs:
             self._envs[slot] = _make(self._config, range(1), 1, 0, 0, self._person_view)
@@ -301,67 +310,35 @@ class LevelSlots:
             self.stop(slot)
 
 
-class RealGame:
-    """Procgen as an environment with the methods of ``agents.episodes.Game``.
-
-    Args:
-        config, num_slots, person_view, edit, edit_every_step: see ``LevelSlots``.
-    """
-
-    is_simulated = False
-
-    def __init__(self, config: EnvConfig, num_slots: int, person_view: bool = False,
-                 edit: LevelEdit | None = None, edit_every_step: bool = False):
-        self._slots = LevelSlots(config, num_slots, person_view, edit, edit_every_step)
-        self.get_state, self.set_state = self._slots.state, self._slots.restore
-        self.person_view, self.close = self._slots.person_view, self._slots.close
-
-    def reset(self, slots: Sequence[int], levels: Sequence[int]) -> None:
-        """Begin episodes on levels with the given seeds."""
-        for slot, level in zip(slots, levels, strict=True):
-            self._slots.start(slot, level)
-
-    def observe(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the current frames, uint8 (N, H, W, C)."""
-        return self._slots.frames[slots]
-
-    def step(self, slots: Sequence[int], actions: Sequence[int]) -> list[tuple[float, bool]]:
-        """Take a step in each slot, and return its reward, and whether it ended the episode."""
-        return [self._slots.step(*pair) for pair in zip(slots, actions, strict=True)]
-
-    def players(self, slots: Sequence[int]) -> np.ndarray:
-        """Return y, x (in squares) and facing of the players, (N, 3); NaN after an episode."""
-        players = map(self._slots.player, slots)
-        return np.array([[np.nan] * 3 if player is None else
-                         [player["y"], player["x"], player["is_reflected"]] for player in players])
-
-    def result(self, slot: int) -> bool:
-        """Return whether the slot's episode has ended with the level solved."""
-        return bool(self._slots.level_complete[slot])
-
-
 class StateView:
     """Environment that is set to level states, to render them or to continue from them.
 
     Args:
         config: the game; all other options are part of a state.
         person_view: render the 512-pixel view instead of the agent's view.
+
+    Example::
+
+        >>> [(_, state)] = level_states(recording, episode=0, rows=[0])
+        >>> view = StateView(EnvConfig("coinrun", "hard"))
+        >>> frame = view.draw(state)  # uint8 (64, 64, 3)
     """
 
     def __init__(self, config: EnvConfig, person_view: bool = False):
         self._game, self._person_view = config.env_name, person_view
         self._env = _make(config, range(1), 1, 0, 0, person_view)
 
-    def set(self, state: bytes) -> None:
-        """Set the level to a state.
+    def set(self, state: bytes | LevelState) -> None:
+        """Set the level to a state, serialised or parsed.
 
         Raises:
             UserError: if the state belongs to another game or would crash Procgen.
         """
-        LevelState.parse(state, self._game)
-        self._env.set_state([state])
+        data = state.to_bytes() if isinstance(state, LevelState) else state
+        LevelState.parse(data, self._game)
+        self._env.set_state([data])
 
-    def draw(self, state: bytes) -> np.ndarray:
+    def draw(self, state: bytes | LevelState) -> np.ndarray:
         """Render a state, uint8 (H, W, C).
 
         Raises:

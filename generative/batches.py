@@ -25,7 +25,7 @@ from common.errors import UserError
 from common.progress import with_progress
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, Windows
-from generative.squares import World, world_corner
+from generative.squares import Scenery, World, world_corner
 
 _READ_AHEAD = 2
 
@@ -243,6 +243,20 @@ def in_batches(items: Sequence | np.ndarray, batch_size: int) -> Iterator[Any]:
     return with_progress(batches, len(batches), "batch")
 
 
-def as_frames(images: Tensor) -> np.ndarray:
-    """Convert images (…, C, H, W) in [0, 1] to uint8 frames (…, H, W, C)."""
-    return (images.float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).cpu().numpy()
+@dataclasses.dataclass(frozen=True)
+class EnvState:
+    """State of the simulated environment between two steps.
+
+    Attributes:
+        env_h: deterministic states (B, H).
+        z: one-hot latent variables (B, S, K).
+        world: static surroundings; None in simulators without worlds.
+        scenery: the drawn surroundings; None before the first step.
+        step: number of steps taken.
+    """
+
+    env_h: Tensor
+    z: Tensor
+    world: World | None
+    scenery: Scenery | None = None
+    step: int = 0

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+import generative.realism as realism
 from agents.networks import PolicyOutput, to_images
 from agents.replay import recorded_game, replay
 from agents.rollout_files import RolloutFolder
@@ -27,7 +28,6 @@ from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
 from common.tables import finite_or_none
 from envs.procgen_env import LevelSlots
-from generative import realism
 from generative.batches import in_batches
 from generative.dataset import RolloutDataset, WindowPlace
 from generative.frozen_agent import FrozenAgent

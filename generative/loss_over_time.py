@@ -49,6 +49,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from agents.frames import to_frames
 from agents.networks import Policy
 from common.devices import Compute
 from common.errors import UserError
@@ -56,7 +57,7 @@ from common.game_constants import ACTION_NAMES
 from common.progress import with_progress
 from common.results import ResultStore
 from common.schemas import Array, Entry, File, Json, Npy, Schema, Table
-from generative.batches import AlignedBatch, align, as_frames, in_batches
+from generative.batches import AlignedBatch, align, in_batches
 from generative.dataset import FRAME_SHAPE, RolloutDataset
 from generative.fidelity import (
     OBJECT_ERROR,
@@ -363,7 +364,7 @@ def truth_and_imagination(simulator: Simulator, dataset: RolloutDataset, windows
         start = window_start(simulator, batch, draw,
                              torch.from_numpy(windows).to(compute.device))
         imagined = _imagine(simulator, start, batch.actions, draw).images
-    return as_frames(batch.images).swapaxes(0, 1), as_frames(imagined).swapaxes(0, 1)
+    return to_frames(batch.images).swapaxes(0, 1), to_frames(imagined).swapaxes(0, 1)
 
 
 def window_start(simulator: Simulator, batch: AlignedBatch, draw: Draw, seeds: Tensor) -> Start:

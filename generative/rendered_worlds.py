@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from agents.replay import recorded_game, replayed
+from agents.replay import level_states, recorded_game
 from agents.rollout_files import POSITION_COLUMNS, RolloutFolder
 from common.errors import UserError
 from common.game_constants import FRAME_SIZE, square_size
@@ -171,7 +171,7 @@ def rendered_images(folder: RolloutFolder, places: Sequence[WindowPlace]) -> Ren
             for row in recorded:
                 worlds[episode, row] = (folder.world(episode, row), steps[row],
                                         moving[moving["row"] == row])
-            for row, state in replayed(folder, episode, rows - recorded):
+            for row, state in level_states(folder, episode, rows - recorded):
                 if view is None:
                     view = opened.enter_context(contextlib.closing(
                         WorldView(recorded_game(folder))))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.frames import to_frames
 from agents.patch import NO_LEVEL, BatchInfo
 from common.devices import Compute
 from common.errors import UserError
@@ -33,7 +34,7 @@ from common.video import (
     mark_terminal,
     write_video,
 )
-from generative.batches import AlignedBatch, align, as_frames, divide
+from generative.batches import AlignedBatch, align, divide
 from generative.dataset import RolloutDataset
 from generative.networks import Draw, LatentSampler, PresetDraw
 from generative.rendered_worlds import check_rendering, rendered_world
@@ -211,13 +212,13 @@ class Sampler:
             steps = self._simulator.imagine(start, draw, plan.num_steps, rows=rows,
                                             true_actions=self._given_actions(len(starts), batch),
                                             choose=self._choose(starts))
-        samples = _split(stack(start, steps))
+        samples = sample_arrays(stack(start, steps))
         places = [(number, position) for number in starts
                   for position in range(plan.samples_per_start)]
-        return [(number * plan.samples_per_start + position, arrays,
-                 self._origin(number, position, arrays.terminals),
+        return [(number * plan.samples_per_start + position, samples[row],
+                 self._origin(number, position, samples.terminals[row]),
                  None if start.world is None else start.world[row])
-                for row, ((number, position), arrays) in enumerate(zip(places, samples))]
+                for row, (number, position) in enumerate(places)]
 
     def begin(self, starts: Sequence[int]) -> Start:
         """Return the beginnings of the simulations from some starts, for ``SimulatedGame``."""
@@ -356,19 +357,19 @@ def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor, num_s
     with compute.autocast():
         start = simulator.start_from(vectors.to(compute.device), draw, world=on(world, compute))
         steps = simulator.imagine(start, draw, num_steps)
-    return _split(stack(start, steps))
+    samples = sample_arrays(stack(start, steps))
+    return [samples[row] for row in range(len(samples.frames))]
 
 
-def _split(simulation: Simulation) -> list[SampleArrays]:
-    """Split a batch of simulations into samples."""
+def sample_arrays(simulation: Simulation) -> SampleArrays:
+    """Return the samples of a batch of simulations (B, …)."""
     fields = {name: getattr(simulation, name).transpose(0, 1).float().cpu().numpy() for name in (
         "rewards", "terminals", "values", "hidden_states", "log_probs", "env_h")}  # (B, T, …)
-    batch = SampleArrays(
-        frames=as_frames(simulation.images.transpose(0, 1)),  # (B, T, H, W, C)
+    return SampleArrays(
+        frames=to_frames(simulation.images.transpose(0, 1)),  # (B, T, H, W, C)
         actions=simulation.actions.argmax(dim=-1).T.cpu().numpy(),  # (B, T)
         bottleneck_vec=simulation.start.bottleneck_vec.float().cpu().numpy(),  # (B, V)
         **fields)
-    return [batch[row] for row in range(len(batch.frames))]
 
 
 def record_samples(sampler: Sampler, folder: SampleFolder, starts: Sequence[int], batch_size: int,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from common.devices import Compute
+from generative.batches import EnvState
 from generative.networks import Draw, LatentSampler, clamp_image
-from generative.simulator import EnvState, Simulator, Start
+from generative.simulator import Simulator, Start
+from generative.squares import World
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +59,8 @@ class SimulatedGame:
     def reset(self, slots: Sequence[int], levels: Sequence[int]) -> tuple[Tensor, list[float]]:
         """Begin simulations at starts with the given numbers; see ``Game.reset``."""
         start = self._begin(levels)
-        rewards = self._advance(slots, self._simulator.first_state(start), start.action)
+        rewards = self._advance(slots, EnvState(
+            start.env_h, start.z, start.world), start.action)
         return start.agent_hidden, rewards
 
     def observe(self, slots: Sequence[int]) -> Tensor:
@@ -112,7 +116,20 @@ class SimulatedGame:
         whole, _ = rows[0]
         if rows == [(whole, row) for row in range(len(whole.ends))]:
             return whole
-        images, ends = (torch.stack([getattr(frames, name)[row] for frames, row in rows])
-                        for name in ("images", "ends"))
-        return Frames(self._simulator.joined([(frames.state, row) for frames, row in rows]),
-                      images, ends)
+        steps = {frames.state.step for frames, _ in rows}
+        if len(steps) > 1:
+            raise ValueError(f"simulations are at different steps: {sorted(steps)}")
+
+        def stacked(name: str) -> Tensor:
+            """Stack a tensor of the rows, which a dotted name selects."""
+            return torch.stack([operator.attrgetter(name)(frames)[row] for frames, row in rows])
+
+        world = scenery = None
+        if whole.state.world is not None:
+            assert self._simulator.squares is not None
+            world = World(**{field.name: stacked(f"state.world.{field.name}")
+                             for field in dataclasses.fields(World)})
+            scenery = dataclasses.replace(self._simulator.squares.paint(world),
+                                          first=stacked("state.scenery.first"))
+        state = EnvState(stacked("state.env_h"), stacked("state.z"), world, scenery, steps.pop())
+        return Frames(state, stacked("images"), stacked("ends"))

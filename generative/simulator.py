@@ -29,7 +29,7 @@ from agents.hooks import batch_info, refuse_patches
 from agents.networks import Policy
 from agents.patch import BatchInfo
 from common.errors import UserError
-from generative.batches import AlignedBatch
+from generative.batches import AlignedBatch, EnvState
 from generative.camera import PHASE_DIM
 from generative.config import GRID, SimulatorConfig
 from generative.frozen_agent import FrozenAgent
@@ -89,25 +89,6 @@ class Start:
     action_logits: Tensor
     action: Tensor
     world: World | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class EnvState:
-    """State of the simulated environment between two steps.
-
-    Attributes:
-        env_h: deterministic states (B, H).
-        z: one-hot latent variables (B, S, K).
-        world: static surroundings, and
-        scenery: how they are drawn; None in simulators without worlds.
-        step: number of steps taken.
-    """
-
-    env_h: Tensor
-    z: Tensor
-    world: World | None
-    scenery: Scenery | None
-    step: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,11 +225,8 @@ class Simulator(nn.Module):
         self.prior.requires_grad_(False)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that require gradients.
-
-        These are the parameters of all networks except the agent and the prior, or none if the
-        simulator is frozen, as by ``runs.open_simulator``.
-        """
+        """Return the parameters of all networks except the agent and the prior, or none if the
+        simulator is frozen, as by ``runs.open_simulator``."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def encode(self, initial_images: Tensor) -> Tensor:
@@ -444,9 +422,7 @@ class Simulator(nn.Module):
                 true_actions: Tensor | None = None, true_images: Tensor | None = None,
                 without_env_grads: bool = False, rows: BatchInfo | None = None,
                 choose: Callable[[Tensor], Tensor] | None = None) -> list[Step]:
-        """Simulate step by step.
-
-        Example that starts from frames and predicts everything else::
+        """Simulate step by step, and return the T steps, for example from recorded frames::
 
             start = simulator.start_from(simulator.encode(images), draw)
             steps = simulator.imagine(start, draw)
@@ -467,9 +443,6 @@ class Simulator(nn.Module):
             choose: function that maps the agent's log-probabilities to one-hot actions (B, A); None
                 for its most likely action.
 
-        Returns:
-            The T steps.
-
         Raises:
             ValueError: if ``true_actions`` or ``true_images`` have fewer than T steps.
         """
@@ -477,7 +450,8 @@ class Simulator(nn.Module):
         for name, tensor in (("true_actions", true_actions), ("true_images", true_images)):
             if tensor is not None and len(tensor) < num_steps:
                 raise ValueError(f"{name} has {len(tensor)} steps, fewer than {num_steps}")
-        state, hidden, action = self.first_state(start), start.agent_hidden, start.action
+        state = EnvState(start.env_h, start.z, start.world)
+        hidden, action = start.agent_hidden, start.action
         steps = []
         for t in range(num_steps):
             if true_actions is not None:
@@ -496,25 +470,13 @@ class Simulator(nn.Module):
                 values=agent.values, own_actions=action, **predicted))
         return steps
 
-    def first_state(self, start: Start) -> EnvState:
-        """Return the state of the environment before the first step."""
-        return EnvState(start.env_h, start.z, start.world,
-                        None if start.world is None else self.scenery(start.world))
-
     def advance(self, state: EnvState, action: Tensor, draw: Draw,
                 true_image: Tensor | None = None) -> tuple[EnvState, dict[str, Any]]:
-        """Take a step of the environment, without the agent.
-
-        Args:
-            state: state before the step.
-            action: input actions, one-hot (B, A).
-            draw, true_image: see ``imagine``; one recorded image (B, C, H, W) or None.
-
-        Returns:
-            State after the step, and the fields of ``Step`` that do not depend on the agent.
-        """
-        world = state.world
-        given = [] if state.scenery is None else [state.scenery.at_step(state.step)]
+        """Take a step with one-hot actions (B, A), without the agent: return the next state and the
+        fields of ``Step`` that do not depend on the agent; see ``imagine`` for the arguments."""
+        world, given = state.world, []
+        if world is not None:
+            given = [(state.scenery or self.scenery(world)).at_step(state.step)]
         h = self.cell.advance(state.z, self.cell.action_input(action), state.env_h, *given)
         if world is not None:
             world, given[0] = self._moved_on(world, given[0], h)
@@ -530,28 +492,6 @@ class Simulator(nn.Module):
             "env_h": h, "z": z, "prior_logits": prior, "posterior_logits": posterior,
             "raw_images": raw_image, "rewards": reward, "terminal_logits": terminal_logit,
             "death_logits": death[0] if death else None}
-
-    def joined(self, rows: Sequence[tuple[EnvState, int]]) -> EnvState:
-        """Join rows of several states to a batch.
-
-        Raises:
-            ValueError: if they are at different steps.
-        """
-        steps = {state.step for state, _ in rows}
-        if len(steps) > 1:
-            raise ValueError(f"simulations are at different steps: {sorted(steps)}")
-
-        def stacked(name: str, of: Callable[[EnvState], Any] = lambda state: state) -> Tensor:
-            return torch.stack([getattr(of(state), name)[row] for state, row in rows])
-
-        world = scenery = None
-        if rows[0][0].world is not None:
-            assert self.squares is not None
-            world = World(**{field.name: stacked(field.name, lambda state: state.world)
-                             for field in dataclasses.fields(World)})
-            scenery = dataclasses.replace(self.squares.paint(world), first=stacked(
-                "first", lambda state: state.scenery))
-        return EnvState(stacked("env_h"), stacked("z"), world, scenery, steps.pop())
 
     def one_hot_actions(self, actions: Tensor) -> Tensor:
         """Convert actions, int64 (…,), to one-hot vectors, float32 (…, A)."""

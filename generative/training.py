@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from agents.agent_file import load_agent
+from agents.frames import to_frames
 from agents.replay import recorded_game
 from common.config import SETTINGS_NAME, save_settings
 from common.cuda_graph import GraphedFunction
@@ -38,7 +39,6 @@ from generative.batches import (
     BatchReader,
     SpeedMeter,
     align,
-    as_frames,
     true_camera,
 )
 from generative.config import SimulatorConfig
@@ -478,7 +478,7 @@ class SimulatorTraining:
             steps = self.simulator.imagine(start, draw, true_actions=batch.actions)
         columns = {"truth": batch.images, "reconstruction": reconstruction,
                    "imagination": stack(start, steps).images}
-        videos = {title: as_frames(images) for title, images in columns.items()}
+        videos = {title: to_frames(images) for title, images in columns.items()}
         write_video(self._video, side_by_side(videos, VIDEO_SCALE), VIDEO_FRAMES_PER_SECOND)
 
 

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+import generative.realism as realism
+from agents.frames import to_frames
 from agents.replay import recorded_game
 from common.errors import UserError
 from common.game_constants import FRAME_SIZE, WORLD_SIZE
 from common.video import strip
 from envs.equal_views import CONTENTS, oracle_probabilities, start_layouts
-from generative import realism
-from generative.batches import as_frames, in_batches
+from generative.batches import in_batches
 from generative.loss_over_time import window_start
 from generative.squares import World, world_corner
 from generative.world_contents import (
@@ -111,7 +112,7 @@ def random_starts(card: Simulations, number: int, named: Named | None) -> Table:
     for part in in_batches(chosen, card.batch_size):
         batch = card.batch(card.dataset, part)
         (step,) = card.simulate(card.recorded_start(batch, torch.from_numpy(part)), 1)
-        decoded.append((as_frames(batch.initial_images[-1]), *first_step(step)))
+        decoded.append((to_frames(batch.initial_images[-1]), *first_step(step)))
     for part in in_batches(np.arange(number), card.batch_size):
         start = card.random_start(part)
         (step,) = card.simulate(start, 1)
@@ -239,9 +240,9 @@ def samples(card: Simulations) -> Image.Image:
         world = window_start(card.simulator, dataclasses.replace(batch, world=None), card.draw,
                              seeds).world
     assert world is not None
-    worlds = as_frames(card.squares.view(card.squares.paint(world),
+    worlds = to_frames(card.squares.view(card.squares.paint(world),
                                          torch.zeros_like(world.corner), WORLD_SIZE))
-    views = as_frames(batch.initial_images[-1])[::_SHOWN_VIEWS]
+    views = to_frames(batch.initial_images[-1])[::_SHOWN_VIEWS]
     parts = (strip(frames, FRAME_SIZE), draw_continuations(
         views, worlds.reshape(_SHOWN_VIEWS, -1, *worlds.shape[1:]), _THUMB))
     whole = Image.new("RGB", (max(part.width for part in parts),

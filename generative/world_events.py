@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+import generative.realism as realism
+from agents.frames import to_frames
 from common.errors import UserError
-from generative import realism
-from generative.batches import as_frames, in_batches
+from generative.batches import in_batches
 from generative.dataset import RolloutDataset
 from generative.dream_life import BATCH, BEFORE_END, TIME_LIMIT, play_from
 from generative.world_simulations import Simulations
@@ -168,14 +169,14 @@ def long_rollouts(card: Simulations, starts: np.ndarray) -> Table:
         end, _ = card.hazards(steps)
         ended = event_probability(end, end)[-1]
         rows.append((ended, ended < 0.5, *_motion(
-            as_frames(torch.stack([steps[0].images, *(step.images for step in steps[-_LAST:])],
+            to_frames(torch.stack([steps[0].images, *(step.images for step in steps[-_LAST:])],
                                   dim=1)))))
     ended, lives, static, first, last = map(np.concatenate, zip(*rows))
     data = card.with_steps(LONG + 1)
     recorded = []
     for part in in_batches(starts, card.batch_size):
         batch = card.batch(data, part)
-        frames = as_frames(batch.images.transpose(0, 1))
+        frames = to_frames(batch.images.transpose(0, 1))
         recorded.append((~(batch.terminals > 0).any(dim=0).cpu().numpy(), *_motion(
             np.concatenate([frames[:, :1], frames[:, -_LAST:]], axis=1))))
     still_lives, real_static, real_first, real_last = map(np.concatenate, zip(*recorded))

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.frames import to_frames
 from common.devices import Compute
-from generative.batches import AlignedBatch, align, as_frames
+from generative.batches import AlignedBatch, align
 from generative.dataset import RolloutDataset
 from generative.dream_life import POSITIVE, coin_reward
 from generative.loss_over_time import window_start
@@ -133,5 +134,5 @@ class Simulations:
 
 def first_step(step: Step) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return frames, uint8 (B, H, W, C), probabilities of an end, and values (B,) of a step."""
-    return (as_frames(step.images), step.terminal_logits.float().sigmoid().cpu().numpy(),
+    return (to_frames(step.images), step.terminal_logits.float().sigmoid().cpu().numpy(),
             step.values.float().cpu().numpy())

@@ -10,23 +10,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from agents.layers import STATE, Layer, layers_named
+from agents.networks import Policy
 from agents.patch import Patch
-from agents.testbed import Condition, Testbed
+from agents.testbed import BASELINE, Condition, Testbed
 from common.cli import count
+from common.devices import Compute
 from common.errors import UserError
 from common.files import sha256
 from common.options import ParameterOptions, option, redefine
+from envs.procgen_env import EnvConfig
 from interventions.ablations import ABLATIONS, MEAN, RESAMPLE
-from interventions.comparison import ConditionSet
+from interventions.comparison import ConditionSet, compare, play_runs
 from interventions.controls import KINDS, OTHERS, controls_of
 from interventions.flags import DirectionIdsOptions, PatchOptions, direction, swap_name
-from interventions.patch_text import Opening, files_of, open_patches, vectors_for
+from interventions.patch_text import (
+    Opening,
+    files_of,
+    open_patches,
+    parse_patch,
+    vectors_for,
+)
 from interventions.patches import ChangeState
 from interventions.projector import Projector
 from interventions.scan_study import ScanOptions
@@ -207,3 +217,56 @@ def count_vector_levels(arms: Iterable[Sequence[Patch]], levels: Collection[int]
     vectors = [vector for arm in arms for patch in arm for path in files_of(patch)
                if path.suffix == ".npz" for vector in read_vectors(path).values()]
     return len(set(levels) & {level for vector in vectors for level in vector.levels})
+
+
+def compare_patches(policy: Policy, env: EnvConfig, patches: Mapping[str, Sequence[Patch | str]],
+                    *, num_levels: int = 50, num_controls: int = 19, reference_size: int = 200,
+                    seed: int = 0) -> pd.DataFrame:
+    """Compare patches with no patch, and with random controls of the same kind, on real levels.
+
+    The same levels are played under every condition, with the same random numbers.
+
+    Args:
+        policy: the agent.
+        env: game and range of levels.
+        patches: list of patches of each condition, by the condition's name; patches may be texts,
+            see ``interventions.patch_text``.
+        num_levels: number of levels, at least 10.
+        num_controls: number of controls of each condition, at least 2; with fewer than 19, no
+            effect can be claimed.
+        reference_size: number of frames of other levels from which the sizes of changes, means and
+            standard deviations are computed.
+        seed: seed of levels, actions and controls.
+
+    Returns:
+        A row per condition and outcome, see ``stats.effects.compare_conditions``.
+
+    Raises:
+        UserError: if a patch is invalid or can have no controls, or there are too few levels or
+            controls.
+
+    Example::
+
+        >>> env, patches = EnvConfig("coinrun", "easy"), {"no 5": ["zero@embedder.block2:5"]}
+        >>> table = compare_patches(policy, env, patches, num_levels=10, num_controls=2,
+        ...                         reference_size=8)
+        >>> effects = table[~table["control"]].set_index("outcome")["effect"]
+    """
+    testbed = Testbed(policy, Compute(policy.device, bfloat16=False), env,
+                      env.draw_levels(num_levels, seed), seed)
+    reference = testbed.reference(reference_size, seed)
+    conditions: list[Condition] = []
+    for name, arm in patches.items():
+        opened = open_patches([parse_patch(patch) if isinstance(patch, str) else patch
+                               for patch in arm], Opening(policy, env, lambda: reference))
+        conditions.append(Condition(name, name, name, False, patches=opened))
+        conditions += [
+            Condition(f"control {number} of {name}", f"control {number}", name, True,
+                      patches=control.patches, matched=control.matched)
+            for number, control in enumerate(controls_of(policy, opened, num_controls, seed,
+                                                         reference))]
+    std = {layer.name: reference.std(policy, layer) for condition in conditions
+           for patch in condition.patches for layer in layers_named(policy, patch.layer)}
+    runs = {condition.name: play_runs(testbed, condition, std)
+            for condition in (BASELINE, *conditions)}
+    return compare(conditions, runs, runs[BASELINE.name], False, seed, verdicts=True)

@@ -77,7 +77,7 @@ class PartialForward:
         """Run the policy up to and including the layer.
 
         Args:
-            frames: uint8 (B, H, W, C).
+            frames: uint8 (B, H, W, C), or images.
             entering: recurrent states before the step (B, D); by default initial states.
 
         Returns:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+import interventions.patches as kinds
 from agents.agent_file import weights_sha256
 from agents.hooks import ActivePatches
 from agents.layers import layers_named
@@ -44,7 +45,6 @@ from agents.patch import Patch
 from agents.reference_set import ReferenceSet, activations_of
 from common.errors import UserError, nearest
 from common.files import MAX_REASON, check_nested, read_array, read_bytes
-from interventions import patches as kinds
 from interventions.vectors import read_vectors
 
 if TYPE_CHECKING:
@@ -166,6 +166,12 @@ def parse_patch(text: str) -> Patch:
 
     Raises:
         UserError: if a part does not parse; the message names it and the expected syntax.
+
+    Example::
+
+        >>> patch = parse_patch("multiply@embedder.block2:3-5=0.5")
+        >>> with patched(policy, [patch]):
+        ...     values = policy(recording.episode(0).frames[:8]).values
     """
     where = f"the patch '{text}'"
     match = _PATCH.match(text)

@@ -105,7 +105,7 @@ def split_levels(levels: np.ndarray, seed: int) -> Parts:
     return Parts(*(np.isin(levels, part) for part in np.split(shuffled, ends[:2])))
 
 
-def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed: int, *,
+def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed: int = 0, *,
           regression: bool = False, num_shuffles: int = NUM_SHUFFLES, hidden_units: int = 0,
           parts: Parts | None = None) -> Probe:
     """Train and test a probe of a layer.
@@ -124,6 +124,12 @@ def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed:
 
     Raises:
         UserError: if there are fewer than 10 levels, or the training part has a single class.
+
+    Example::
+
+        >>> activations, levels = np.random.randn(60, 8), np.arange(60) // 3  # 3 frames per level
+        >>> result = probe(activations, activations[:, 0] > 0, levels, num_shuffles=2)
+        >>> assert list(result.scores["metric"]) == ["accuracy", "auc", "log_loss"]
     """
     entries = activations.reshape(len(activations), -1)  # (N, F)
     parts = split_levels(levels, seed) if parts is None else parts

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from agents.agent_file import weights_sha256
+from agents.frames import as_frames, as_images
 from agents.layers import find_layer
 from agents.networks import Policy
 from agents.reference_set import activations_of
@@ -177,6 +178,43 @@ def read_vectors(path: Path) -> dict[str, SteeringVector]:
     except (UserError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"the {_WHAT} {path} is damaged ({type(error).__name__}: "
                         f"{str(error)[:200]}); compute it again") from None
+
+
+def steering_vector(policy: Policy, layer: str, shown: np.ndarray, lacking: np.ndarray,
+                    levels: Sequence[int] | np.ndarray | None = None,
+                    about: str = "") -> SteeringVector:
+    """Compute the mean difference of a layer's activations between paired frames.
+
+    Args:
+        policy: the agent; one with a memory is in its initial state.
+        layer: name of the layer.
+        shown: P frames with the object of interest, see ``agents.frames.as_images``.
+        lacking: the same frames without it.
+        levels: seed of each frame's level (P,), so that every level has the same weight; None for
+            unknown levels, where every pair has the same weight.
+        about: name of the object, for files.
+
+    Raises:
+        UserError: if there is no such layer, or the frames do not fit together.
+
+    Example::
+
+        >>> shown, lacking = recording.episode(0).frames[:4], recording.episode(1).frames[:4]
+        >>> steering = steering_vector(policy, "embedder.block2", shown, lacking)
+        >>> with patched(policy, {steering.layer: lambda a: a - torch.tensor(steering.vector)}):
+        ...     values = policy(shown).values
+    """
+    shown, lacking = (as_frames(as_images(frames, 1)) for frames in (shown, lacking))
+    seeds = np.arange(len(shown)) if levels is None else np.asarray(levels, np.int64)
+    if not 0 < len(shown) == len(lacking) == len(seeds):
+        raise UserError(f"a steering vector needs pairs of frames, but there are {len(shown)} "
+                        f"frames with the object, {len(lacking)} without, and {len(seeds)} levels")
+    [vector] = vectors_of_pairs(policy, [layer], shown, lacking, np.stack([seeds, seeds], axis=1),
+                                about).values()
+    if levels is None:
+        vector = dataclasses.replace(vector, levels=(), pairs=vector.pairs[:0],
+                                     norms=vector.norms[:0])
+    return vector
 
 
 def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,

@@ -21,6 +21,7 @@ from scipy.ndimage import label
 from torch import Tensor
 from torch.nn import functional
 
+from agents.frames import to_frames
 from agents.replay import recorded_levels
 from agents.rollout_files import RolloutFolder
 from common.cli import count, seed
@@ -31,7 +32,7 @@ from common.options import ComputeOptions, command, option
 from common.results import Entry, File, Json, ResultStore, Schema
 from common.video import strip
 from envs.level_state import LevelState
-from generative.batches import as_frames, in_batches
+from generative.batches import in_batches
 from generative.config import SimulatorConfig
 from generative.networks import LatentSampler
 from generative.prior import static_globals
@@ -176,7 +177,7 @@ def random_starts(simulator: Simulator, number: int, seed: int) -> tuple[np.ndar
         draw = LatentSampler("mode")
         (step,) = simulator.imagine(simulator.start_from(vectors, draw, world=world), draw, 1)
         classes.append(world.squares.argmax(dim=-1).cpu().numpy())
-        frames.append(as_frames(step.images))
+        frames.append(to_frames(step.images))
     return np.concatenate(classes), np.concatenate(frames)
 
 
@@ -215,7 +216,7 @@ def drawn(simulator: Simulator, classes: np.ndarray) -> np.ndarray:
     nowhere = torch.zeros(len(classes), 2)
     world = World.of(torch.from_numpy(classes), nowhere)
     view: Tensor = simulator.squares.crop(world, nowhere, FRAME_SIZE)
-    return as_frames(view)
+    return to_frames(view)
 
 
 def figure(simulator: Simulator, frames: np.ndarray, classes: np.ndarray, hidden: np.ndarray,

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from agents.episodes import PlayOptions, play_episodes, side_by_side_films, small_film
-from agents.hooks import patched
-from agents.networks import Policy
-from agents.patch import Patch
+from agents.episodes import PlayOptions, side_by_side_films, small_film
+from agents.testbed import Condition, Testbed
 from common.cli import count, frames_per_second
 from common.errors import UserError
 from common.options import command, option, redefine
@@ -29,7 +27,7 @@ from maze.field.fields import reference_frames
 from maze.field.results import UNPATCHED
 from maze.level.options import AgentOptions, MazeOptions
 from maze.level.patch_words import register_maze_words
-from maze.level.state import MazeState, as_played, game_of
+from maze.level.state import as_played, game_of
 from maze.studies.vectors import OwnVectorOptions
 
 FILM_FILES = Schema(
@@ -71,19 +69,24 @@ def film_rollouts(options: RolloutsOptions) -> pd.DataFrame | None:
     reference = functools.cache(functools.partial(reference_frames, env, set(seeds)))
     opened = {name: options.open_arm(policy, env, reference, edit, arm)
               for name, arm in patches.items()}
-    arms = {UNPATCHED: (), **{name: (patch,) for name, patch in steered.items()},
-            **{name: tuple(arm.patches) for name, arm in opened.items()}}
+    arms: list[Condition] = [
+        Condition(UNPATCHED),
+        *(Condition(name, patches=[patch]) for name, patch in steered.items()),
+        *(Condition(name, patches=arm.patches) for name, arm in opened.items())]
     store = options.open_store(FILM_FILES, {
-        "arms": [*arms], "layer": options.layer if steered else None, "seed": options.seed,
+        "arms": [arm.name for arm in arms], "layer": options.layer if steered else None,
+        "seed": options.seed,
         "patches": [arm.metadata for arm in opened.values()], "max_steps": options.max_steps,
         "tps": options.tps}, states=states)
+    testbed = Testbed(policy, options.compute, env, seeds, options.seed, 1, edit,
+                      options=PlayOptions(keep_person_views=True, keep_positions=True))
     rows = []
     for number, state in with_progress(enumerate(states), len(states), "film"):
         if not all(store.has(entry, state.level_seed)
                    for entry in ("film", "facts", *(["gif"] if options.gif else []))):
             store.check()
             store.write("facts", state.level_seed,
-                        value=film_level(options, policy, store, arms, states, number))
+                        value=film_level(options, store, arms, testbed, number))
         rows += store.read("facts", state.level_seed)
     table = pd.DataFrame(rows)
     store.write("episodes", value=table)
@@ -92,22 +95,17 @@ def film_rollouts(options: RolloutsOptions) -> pd.DataFrame | None:
     return table
 
 
-def film_level(options: RolloutsOptions, policy: Policy, store: ResultStore,
-               arms: Mapping[str, Sequence[Patch]], states: Sequence[MazeState], number: int
-               ) -> list[dict]:
+def film_level(options: RolloutsOptions, store: ResultStore, arms: Sequence[Condition],
+               testbed: Testbed, number: int) -> list[dict]:
     """Play a level with each list of patches (arm), and write the film.
 
     Returns one row of ``episodes.csv`` per arm.
     """
-    films, rows, seed = {}, [], states[number].level_seed
-    for name, arm in arms.items():
-        with patched(policy, arm):
-            [episode] = play_episodes(
-                policy, options.compute, game_of(states), [(number, seed)], options.seed, 1,
-                PlayOptions(edit=functools.partial(as_played, states), keep_person_views=True,
-                            keep_positions=True))
-        films[name] = small_film(episode, options.max_steps)
-        rows.append({"level": seed, "arm": name, "cheese": bool(episode.level_complete),
+    films, rows, seed = {}, [], testbed.levels[number]
+    for arm in arms:
+        [episode] = testbed.episodes(arm, [number])
+        films[arm.name] = small_film(episode, options.max_steps)
+        rows.append({"level": seed, "arm": arm.name, "cheese": bool(episode.level_complete),
                      "steps": episode.length, "return": episode.total_reward,
                      "squares": len(np.unique(episode.positions[:-1], axis=0))})
     write_video(store.file_of("film", seed), side_by_side_films(films), options.tps)

@@ -7,28 +7,10 @@ A file has these sections::
     stages:     stages, in order
     report:     title, heading, lead, analysed, opening and sections of the report
 
-A stage has these keys; only the first two are required::
-
-    stage:       name
-    script:      module name of the script
-    options:     flags of the script; null, false and empty lists leave a flag out
-    needs:       names of the stages whose output the stage reads (with *, all matching names), or
-                 file patterns by name, where null stands for the other stage's `exports`
-    folder:      folder or folders that belong to the stage alone
-    outputs:     patterns of the output files; by default, all files in the folders
-    exports:     patterns of the files that other stages read; by default, the outputs
-    clears:      patterns of paths to delete before a run from scratch; by default, the folders
-    page:        placeholder of a built web page that the script copies
-    parameters:  parameters that the script reads from YAML files: beginnings of dotted names in the
-                 parameter set, or names in ``_parameters_named``
-    resume:      how an interrupted stage is resumed: true (by the same command), false (from
-                 scratch), or a name in ``CONTINUATIONS``
-    shards:      largest number of shards
-    result:      name of a function in ``SUMMARIES``, with its arguments
-
-A section of the report has the fields of ``Section`` and a figure those of ``Files``. Stages,
-sections and figures can have a condition ``if``. An item ``{include: FILE}`` stands for all items
-of another file, and ``{for: NAME, in: LIST, stages: [...]}`` repeats items for each value.
+A stage has the keys of ``StageEntry``, a section of the report those of ``Section``, and files that
+it shows those of ``Files``. All of them can have a condition ``if``. An item ``{include: FILE}``
+stands for all items of another file, and ``{for: NAME, in: LIST, stages: [...]}`` repeats items for
+each value.
 
 Values can contain expressions of Jinja as ``${...}``; main.yml lists the names in them. A value
 that consists of one expression has its type, and a list inside a list is spliced into it.
@@ -74,9 +56,45 @@ from pipeline.stage import (
 )
 from pipeline.summaries import SUMMARIES
 
-_STAGE_KEYS = ("stage", "if", "script", "options", "needs", "folder", "outputs", "exports",
-               "clears", "page", "parameters", "resume", "shards", "result")
 _EXPRESSION = re.compile(r"\$\{([^}]*)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class StageEntry:
+    """A stage in a file of stages. Paths are relative to the output folder.
+
+    Attributes:
+        stage: name of the stage.
+        script: module name of the script.
+        result: name of a function in ``SUMMARIES``, with its arguments.
+        options: flags of the script by name; null, false and empty lists leave a flag out.
+        needs: names of the stages whose output the stage reads, where * matches any characters; or
+            file patterns by name, where null stands for ``exports``.
+        folder: folder or folders that belong to the stage alone.
+        outputs: patterns of the output files; by default, all files in the folders.
+        exports: patterns of the files that other stages read; by default, the outputs.
+        clears: patterns of paths to delete before a run from scratch; by default, the folders.
+        page: name of the built web page that the script copies.
+        parameters: parameters that the script reads from YAML files: beginnings of dotted names in
+            the parameter set, or names of groups, see ``_parameters_named``.
+        resume: key of ``CONTINUATIONS``: true (resumed by the same command), false (run from
+            scratch after an interruption), agent or simulator.
+        shards: largest number of shards.
+    """
+
+    stage: str
+    script: str
+    result: dict[str, object]
+    options: dict[str, object] | None = None
+    needs: object = ()
+    folder: object = ()
+    outputs: object = None
+    exports: object = None
+    clears: object = None
+    page: str | None = None
+    parameters: tuple[str, ...] = ()
+    resume: object = True
+    shards: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +241,10 @@ class _Reader:
         """
         for name, value in content.get("let", {}).items():
             self._names[name] = self._fill_in(value)
-        for item in (content if kind == "stages" else content.get("report", content))[kind]:
+        items = (content if kind == "stages" else content.get("report", content)).get(kind)
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise UserError(f"{self._preset.file.name}: '{kind}' must be a list of mappings")
+        for item in items:
             if not self._holds(item):
                 left_out = read_stages_file(folder / item["include"])["stages"] if (
                     "include" in item) else [item]
@@ -257,41 +278,38 @@ class _Reader:
         return tuple(self.stages.values())
 
     def _stage(self, item: dict) -> Stage:
-        name = item.get("stage", "")
-        source = f"{self._preset.file.name}, stage '{name}'"
-        for key in item:
-            if key not in _STAGE_KEYS:
-                raise UserError(f"{source}: unknown key '{key}'{nearest(str(key), _STAGE_KEYS)}")
-        for key in ("stage", "script", "result"):
-            if key not in item:
-                raise UserError(f"{source}: the key '{key}' is missing")
-        folders = _listed(item.get("folder", ()))
-        outputs = _listed(item.get("outputs", [f"{folder}/**/*.*" for folder in folders]))
-        clears = _listed(item.get("clears", folders))
+        source = f"{self._preset.file.name}, stage '{item.get('stage')}'"
+        entry: StageEntry = typed(StageEntry, item, source)
+        folders = _listed(entry.folder)
+        outputs = _listed([f"{folder}/**/*.*" for folder in folders]
+                          if entry.outputs is None else entry.outputs)
+        clears = folders if entry.clears is None else _listed(entry.clears)
         for pattern in (*outputs, *clears):
             path = PurePath(pattern.removeprefix("!"))
             if path.is_absolute() or ".." in path.parts:
                 raise UserError(f"{source}: '{pattern}' is not in the output folder")
-        self._exports[name] = _listed(item.get("exports", outputs))
-        argv = _flags(item.get("options", {}))
-        pages = [f"{{{page}}}" for page in _listed(item.get("page", ()))]
-        for page in pages:
-            _chosen(PAGES, page, source)
-        files = [word for word in dict.fromkeys(argv) if word in self._preset.files] + pages
+        if not outputs:
+            raise UserError(f"{source}: give 'folder' or 'outputs'")
+        self._exports[entry.stage] = outputs if entry.exports is None else _listed(entry.exports)
+        argv = _flags(entry.options or {})
+        files = [word for word in dict.fromkeys(argv) if word in self._preset.files]
+        if entry.page is not None:
+            _chosen(PAGES, page := f"{{{entry.page}}}", source)
+            files.append(page)
         return Stage(
-            name, item["script"], tuple(argv), tuple(outputs), _summary(item["result"], source),
-            self._needs(item.get("needs", ()), source), tuple(files),
-            self._parameters_of(item.get("parameters", ()), source), tuple(clears),
-            _chosen(CONTINUATIONS, item.get("resume", True), source), item.get("shards", 1))
+            entry.stage, entry.script, tuple(argv), tuple(outputs),
+            _summary(entry.result, source), self._needs(entry.needs, source), tuple(files),
+            self._parameters_of(entry.parameters, source), tuple(clears),
+            _chosen(CONTINUATIONS, entry.resume, source), entry.shards)
 
-    def _needs(self, needs: Sequence[str] | Mapping, source: str) -> dict[str, tuple[str, ...]]:
+    def _needs(self, needs: object, source: str) -> dict[str, tuple[str, ...]]:
         """Return patterns of the input files, by name of the stage that writes them.
 
         Raises:
             UserError: if there is no such stage before this one.
         """
         found: dict[str, tuple[str, ...]] = {}
-        given = needs if isinstance(needs, Mapping) else dict.fromkeys(needs)
+        given = needs if isinstance(needs, dict) else dict.fromkeys(_listed(needs))
         for name, patterns in given.items():
             matching = fnmatch.filter(self.stages, name)
             if not matching and not fnmatch.filter(self._left_out, name):
@@ -389,8 +407,16 @@ def read_findings(file: Path) -> dict[str, str]:
     return findings
 
 
-def _listed(value: str | Sequence[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
+def _listed(value: object) -> list[str]:
+    """Return a list of texts, given a list or a single text.
+
+    Raises:
+        UserError: if the value is neither.
+    """
+    texts: list[Any] = [*value] if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(f"expected a text or a list of texts, not {value!r}")
+    return texts
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 from agents.agent_file import load_agent
-from agents.replay import replayed
+from agents.replay import level_states
 from agents.rollout_files import RolloutFolder
 from attribution import checks, objects
 from attribution.checking import randomisation
@@ -219,7 +219,7 @@ def test_a_recording_that_the_game_does_not_repeat_is_refused(box_run, tmp_path)
     array = np.load(frames.episode_folder(1) / "ob.npy")
     array[4, 0, 20, 20] ^= 1
     np.save(frames.episode_folder(1) / "ob.npy", array)
-    assert len(list(replayed(frames, 1, [0, 3]))) == 2  # frames before the change are accepted
+    assert len(list(level_states(frames, 1, [0, 3]))) == 2  # frames before the change are accepted
     description = frames.description()
     for folder, words in (
             (frames, "episode 1 differs from the real game at step 4; likely its frames, actions"),
@@ -230,7 +230,7 @@ def test_a_recording_that_the_game_does_not_repeat_is_refused(box_run, tmp_path)
             (changed(box_run, tmp_path / "edited", cheese_region=5), "edited"),
             (changed(box_run, tmp_path / "unknown", env=None), "which game")):
         with pytest.raises(UserError, match=words):
-            list(replayed(folder, 1, range(length)))
+            list(level_states(folder, 1, range(length)))
 
 
 def test_a_pixel_touches_the_cell_whose_centre_is_nearest():

@@ -16,7 +16,7 @@ import evaluate
 import record
 from agents.agent_file import save_agent
 from agents.edits import Edit, with_edits
-from agents.episodes import PlayOptions, play_episodes
+from agents.episodes import SOLVED, PlayOptions, play_episodes
 from agents.failures import (
     ENDED,
     MULTIPLE,
@@ -31,10 +31,11 @@ from agents.failures import (
 from agents.networks import Policy
 from agents.object_masks import ObjectPainter
 from agents.rollout_files import RolloutFolder
+from agents.testbed import Condition, Testbed
 from attribution import failure_causes
 from attribution.failure_causes import NUM_FRAMES, last_frames_of
 from attribution.failures import causes
-from attribution.failures.results import SOLVED, blindness, effects, failure_files, rates
+from attribution.failures.results import blindness, effects, failure_files, rates
 from common.errors import UserError
 from common.files import read_json
 from common.results import ResultStore
@@ -42,7 +43,6 @@ from common.video import mark_action
 from envs.level_state import LevelState
 from envs.objects import hazards_of, in_view
 from envs.procgen_env import MAX_LEVEL, EnvConfig, LevelSlots
-from stats.effects import Condition
 from stats.significance import mcnemar_p
 
 HARD = EnvConfig("coinrun", "hard")
@@ -291,7 +291,7 @@ def played(monkeypatch) -> list:
         calls.append(policy)
         return play_episodes(policy, *rest, **more)
 
-    monkeypatch.setattr(causes, "play_episodes", play)
+    monkeypatch.setattr("agents.testbed.play_episodes", play)
     return calls
 
 
@@ -369,9 +369,9 @@ def test_the_last_frames_of_failures_are_those_that_the_actions_lead_to():
     [episode] = play_episodes(policy, FLOAT32, HARD, [LEVELS[2]], 5, 64)
     length = len(episode.actions) - 1
     [(title, shown, values)] = last_frames_of(
-        Condition("original", "", "", value=causes.Run(policy)),
+        Condition("original"),
         pd.DataFrame({"level": [number], "level_seed": [level], "cause": ["saw"]}),
-        causes.Levels(HARD, FLOAT32, LEVELS, 5, 64))
+        Testbed(policy, FLOAT32, HARD, [level for _, level in LEVELS], 5))
     assert title == f"saw: level {level}, steps {length - NUM_FRAMES} to {length - 1}"
     frames = []
     with contextlib.closing(LevelSlots(HARD, 1)) as slots:

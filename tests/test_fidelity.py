@@ -12,9 +12,9 @@ from conftest import FLOAT32, ROOT, tiny_policy
 from sklearn.metrics import cohen_kappa_score
 
 import loss_over_time_experiment as script
-import record
 from agents.agent_file import load_agent, save_agent
 from agents.episodes import PlayOptions, play_episodes
+from agents.recording import write_episode
 from agents.rollout_files import RolloutWriter
 from common.game_constants import CAMERA_FOLLOWS
 from envs.procgen_env import EnvConfig
@@ -66,7 +66,7 @@ def played(tmp_path_factory):
     writer = RolloutWriter(folder, {"env": vars(config), "positions": True})
     for episode in play_episodes(load_agent(AGENT), FLOAT32, config, levels, 0, 6,
                                  PlayOptions(greedy=True, keep_positions=True)):
-        record.write_episode(writer, episode, with_video=False, worlds={})
+        write_episode(writer, episode, with_video=False, worlds={})
     writer.finish()
     return folder
 

@@ -13,7 +13,7 @@ from agents.agent_file import save_agent
 from agents.episodes import SOLVED
 from agents.failures import recorded_causes
 from agents.object_masks import ObjectPainter
-from agents.replay import replayed
+from agents.replay import level_states
 from agents.rollout_files import RolloutFolder
 from analysis import level_labels
 from analysis.memory.labels import LEVEL_LABELS, read_examples
@@ -170,7 +170,7 @@ def test_examples_are_the_recorded_steps_with_the_labels_of_their_states(labelle
         np.testing.assert_array_equal(examples.frames(np.arange(rows.start, rows.stop)),
                                       arrays.frames[:-1])
         labels = examples.labels[rows]
-        for row, state in replayed(folder, episode, [0, length // 2, length - 1]):
+        for row, state in level_states(folder, episode, [0, length // 2, length - 1]):
             for name, value in state_labels(state).items():
                 np.testing.assert_equal(labels[name].iloc[row], np.float32(value))
         assert (labels["fails"] == (episode in causes)).all()

@@ -11,10 +11,10 @@ import pytest
 import torch
 from conftest import FLOAT32, figures_drawn, golden_projector, refusal, save_simulator
 
-import record
 from agents.agent_file import load_agent
 from agents.episodes import PlayOptions, play_episodes
 from agents.hooks import cached
+from agents.recording import steps_table
 from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
@@ -621,7 +621,7 @@ def greedy(agent_path, tmp_path_factory):
                                   PlayOptions(greedy=True)))
     for episode in sorted(episodes, key=lambda each: each.number):
         writer.add(episode.number, EpisodeArrays(episode.frames, episode.hidden_states,
-                                                 episode.log_probs, record.steps_table(episode)))
+                                                 episode.log_probs, steps_table(episode)))
     return folder, sorted(episodes, key=lambda each: each.number)
 
 

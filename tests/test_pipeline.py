@@ -576,6 +576,9 @@ stages:
     ("[play, left_out]", "[plays]", "stage 'again': 'needs' names no earlier stage 'plays' (did"),
     ("success_rate: again", "success: again", "unknown 'success' (did you mean 'success_rate'?)"),
     ("outputs: [again", "output: [again", "unknown key 'output' (did you mean 'outputs'?)"),
+    ("outputs: [again", "outputs: [5, again", "expected a text or a list of texts, not [5, "),
+    ("script: evaluate\n    needs", "needs", "stage 'again': the key 'script' is missing"),
+    ("- for: name", "- 5\n- for: name", "'stages' must be a list of mappings"),
     ("outputs: [again", "outputs: [../again", "'../again.json' is not in the output folder")])
 def test_mistakes_in_a_file_of_stages_are_one_sentence(refused, tmp_path, old, new, sentence):
     for name, text in (("own.yml", OWN_STAGES), ("my.yml", "stages: own.yml\nlevels: 9\n")):

@@ -100,8 +100,8 @@ def test_the_clear_pool_is_the_root_of_the_mean_of_squares_over_four_cells():
 
 
 @pytest.mark.parametrize(("frames", "states", "masks", "words"), [
-    (torch.full((2, 3, 64, 64), 255.0), 2, 2, "real numbers from 0 to 1, not torch.float32 up to "),
-    (torch.ones(2, 3, 64, 64, dtype=torch.uint8), 2, 2, "not torch.uint8 up to 1; convert frames"),
+    (torch.full((2, 3, 64, 64), 255.0), 2, 2, "float frames must lie between 0 and 1"),
+    (torch.ones(2, 3, 64, 64, dtype=torch.int64), 2, 2, "not int64"),
     (torch.ones(2, 3, 64, 64), 1, 2, r"shape \(2, 64\) and masks of the shape \(2,\), not \(1, 64"),
     (torch.ones(2, 3, 64, 64), 2, 1, r"not \(2, 64\) and \(1,\)")])
 def test_inputs_that_would_be_misread_are_refused(frames, states, masks, words):

@@ -15,7 +15,7 @@ from agents.acting import run_policy
 from agents.agent_file import load_agent
 from agents.networks import PolicyOutput, to_images
 from agents.outputs import outputs_named
-from agents.replay import replayed
+from agents.replay import level_states
 from agents.rollout_files import EpisodeArrays, RolloutWriter
 from attribution import saliency_checks
 from attribution.checking import prediction_scores
@@ -113,7 +113,7 @@ def test_pairs_show_each_kind_once_per_level(recording, pairs):
     assert len(set(names)) == len(names) > 10
     for pair in pairs:
         assert INITIAL - 1 <= pair.row < recording.lengths[pair.episode] - 1
-        ((_, state),) = replayed(recording.folder, pair.episode, [pair.row])
+        ((_, state),) = level_states(recording.folder, pair.episode, [pair.row])
         assert state.to_bytes() == pair.state.to_bytes()
     again = choose_pairs(recording, 3, KINDS, INITIAL, 4, 0)
     assert [(pair.row, pair.thing.rank) for pair in again] == [
@@ -130,7 +130,7 @@ def test_effects_are_those_of_the_real_game(recording, policy, pairs):
         recorded = recording.read(np.array([[pair.episode, row] for row in range(
             pair.row, min(pair.row + 4, recording.lengths[pair.episode]))]))
         others, own = [[], []], list(recorded.frames)
-        following = replayed(recording.folder, pair.episode,
+        following = level_states(recording.folder, pair.episode,
                              range(pair.row, pair.row + len(own)))
         for _, state in following:  # direct: the recorded states, without the object
             others[1].append(view.draw(pair.thing.undrawn_in(state).to_bytes()))
@@ -165,7 +165,7 @@ def test_removed_objects_no_longer_block_the_way(box_agent, box_run):
     agent, box = load_agent(box_agent).requires_grad_(False), KINDS[-1]
     recording = Recording(box_run / "data", agent, box_agent)
     for episode, length in recording.lengths.items():
-        states = dict(replayed(recording.folder, episode, range(length)))
+        states = dict(level_states(recording.folder, episode, range(length)))
         for row in range(2, length - 4):
             x, y = (float(states[row].player[axis]) for axis in "xy")
             for thing in single_objects(states[row], box):

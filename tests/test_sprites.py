@@ -22,7 +22,7 @@ from world_helpers import (
     slope,
 )
 
-from agents.replay import replayed
+from agents.replay import level_states
 from agents.rollout_files import POSITION_COLUMNS
 from common.game_constants import FRAME_SIZE
 from envs.level_state import LevelState, MovingObject
@@ -192,7 +192,7 @@ def test_frames_with_objects_are_closer_to_the_games_than_static_ones(folder, fi
         frames = torch.from_numpy(folder.episode(episode).frames[start:start + 17]) / 255
         frames = frames.permute(0, 3, 1, 2)
         for frame, drawn, without, (_, state) in zip(
-                frames, with_them, static, replayed(folder, episode, range(start, start + 17))):
+                frames, with_them, static, level_states(folder, episode, range(start, start + 17))):
             for kind, differences in quality.items():
                 mask = near(state, [kind]) & ~near(state, [PLAYER])
                 if mask.sum() > 10:

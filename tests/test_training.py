@@ -37,7 +37,7 @@ from conftest import (
 import plot_training_csv
 import train
 from agents.agent_file import AgentOrigin, agent_files, load_agent, read_origin, save_agent
-from agents.episodes import PlayOptions, evaluate, play_episodes
+from agents.episodes import PlayOptions, play_episodes, summarise
 from agents.run_folder import TrainSettings
 from agents.training import TrainingRun
 from common.errors import NonFiniteLoss, UserError
@@ -391,7 +391,7 @@ def test_ppo_learns(tmp_path):
 
     def play():
         levels = [(number, 0) for number in range(60)]
-        return evaluate(play_episodes(run.policy, FLOAT32, env, levels, 1, 60,
+        return summarise(play_episodes(run.policy, FLOAT32, env, levels, 1, 60,
                                       PlayOptions(keep_frames=False)))
 
     untrained = play()

@@ -1,5 +1,6 @@
 """render.py, evaluate.py and their parts, including the similarity of two agents."""
 
+import dataclasses
 import json
 
 import av
@@ -14,8 +15,10 @@ from scipy.stats import ortho_group
 import evaluate
 import render
 from agents.agent_file import save_agent
-from agents.episodes import play_episodes
+from agents.episodes import UNFINISHED, PlayOptions, play_episodes
+from agents.patch import Apply
 from agents.similarity import compare_agents, linear_cka, similarity
+from agents.testbed import Condition, Testbed
 from common.video import enlarge
 from envs.procgen_env import EnvConfig
 
@@ -114,6 +117,36 @@ def test_episode_depends_on_its_number_and_level_alone():
         assert np.array_equal(getattr(alone, name), getattr(together[4], name)), name
     (other,) = play_episodes(tiny_policy(), FLOAT32, config, levels[4:5], 1, 1)
     assert not np.array_equal(other.actions[:10], alone.actions[:10])
+
+
+def test_continuations_depend_on_state_actions_and_seed_alone():
+    """Without a patch, conditions share forward passes; with one, each is played on its own."""
+    testbed = Testbed(tiny_policy(), FLOAT32, EnvConfig("fruitbot", "easy"), [3, 5], num_slots=5,
+                      options=PlayOptions(keep_frames=False, max_steps=12))
+    states = testbed.states({1: [9, 2]})
+    assert list(states) == [(1, 9), (1, 2)] and states[1, 9].step == 9
+    [whole] = testbed.episodes(numbers=[1])
+    replayed = dataclasses.replace(testbed, starts=[states[1, 2]])
+    [rest] = replayed.episodes(Condition("replay", actions=whole.actions[2:-1]))
+    assert rest.level_seed == 5 and whole.end == rest.end == UNFINISHED and rest.length == 12
+    for name in ("actions", "values", "rewards", "hidden_states", "log_probs"):
+        np.testing.assert_array_equal(getattr(rest, name)[1:10], getattr(whole, name)[3:12])
+
+    trials = dataclasses.replace(testbed, starts=list(states.values()), num_repeats=3)
+    conditions = [Condition(f"action {action}", actions=[action]) for action in (1, 7)]
+    still = [dataclasses.replace(condition, patches=[Apply("gru", lambda output: output)])
+             for condition in conditions]
+    for together, alone in zip(trials.play(conditions), trials.play(still)):
+        assert together.condition.actions == alone.condition.actions
+        assert together.table.equals(alone.table)
+        for one, other in zip(together.episodes, alone.episodes):
+            np.testing.assert_array_equal(one.actions, other.actions)
+            assert one.actions[0] == together.condition.actions[0]
+    first, second = ([episode.actions[1:].tolist() for episode in played.episodes]
+                     for played in trials.play([conditions[0], conditions[0]]))
+    assert first == second and first[0] != first[1]  # other random numbers
+    [other] = dataclasses.replace(trials, seed=1).play(conditions[:1])
+    assert other.episodes[0].actions[1:].tolist() != first[0]
 
 
 def test_drawn_levels_lie_in_the_range_and_are_distinct():

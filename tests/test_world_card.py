@@ -19,7 +19,7 @@ from PIL import Image
 import loss_over_time_experiment as script
 import record
 from agents.agent_file import load_agent
-from agents.replay import recorded_game, replayed
+from agents.replay import level_states, recorded_game
 from common.config import save_settings
 from common.files import sha256
 from common.parameters import ParameterSet
@@ -190,7 +190,7 @@ def test_classes_are_named_after_what_their_squares_hold(dataset, recording, wor
     agree, seen = [], dict.fromkeys(named, 0)
     for episode in range(0, NUM_EPISODES, 2):
         of_episode = squares[episodes == episode]
-        for view, (_, state) in zip(of_episode, replayed(recording, episode,
+        for view, (_, state) in zip(of_episode, level_states(recording, episode,
                                                           recording.world_rows(episode))):
             x, y = float(state.player["x"]), float(state.player["y"])
             for name in named:

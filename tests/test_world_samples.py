@@ -15,7 +15,10 @@ import record
 import record_gen_samples
 import saliency_experiments
 from agents.agent_file import load_agent
+from agents.episodes import PlayOptions
+from agents.recording import WORLD_INTERVAL
 from agents.rollout_files import RolloutFolder
+from agents.testbed import Testbed
 from common.config import save_settings
 from common.files import save_json, sha256
 from common.game_constants import ACTION_NAMES
@@ -32,7 +35,8 @@ from generative.rendered_worlds import rendered_world
 from generative.runs import SimulatorRunSettings, open_simulator
 from generative.sample_files import SampleFolder
 from generative.sampling import Sampler, SamplingPlan, imagined_from
-from generative.simulator import Simulator
+from generative.simulated_game import SimulatedGame
+from generative.simulator import Simulator, stack
 from generative.start_worlds import prior_sha256
 from generative.world_data import fit_worlds
 
@@ -317,7 +321,7 @@ def test_samples_in_rendered_worlds_show_the_game(model, run, recording, simulat
     folder = SampleFolder(tmp_path / "informed_init")
     simulator = open_simulator(simulators[model], AGENT, SimulatorConfig(), FLOAT32)
     origins = [folder.origin(number) for number in range(6)]
-    assert any(origin.frame % record.WORLD_INTERVAL for origin in origins)
+    assert any(origin.frame % WORLD_INTERVAL for origin in origins)
     for number, origin in enumerate(origins):
         world = folder.worlds([number])
         frames = recording.episode(origin.episode).frames
@@ -586,3 +590,31 @@ def test_older_samples_have_worlds_without_objects(informed, tmp_path):
     assert torch.equal(world.seeds, expected.seeds) and torch.equal(world.corner, expected.corner)
     assert not any(getattr(world, name).any() for name in OBJECT_FIELDS)
     assert expected.places.any()
+
+
+def test_the_simulator_is_played_as_a_game_and_continues_from_its_states(simulator):
+    vectors = simulator.random_vectors(3, torch.Generator().manual_seed(0))
+    game = SimulatedGame(simulator, FLOAT32,
+                         lambda numbers: simulator.start_from(vectors[list(numbers)], MODE))
+    testbed = Testbed(simulator.agent.policy, FLOAT32, game, range(3), num_slots=3,
+                      options=PlayOptions(greedy=True, max_steps=NUM_STEPS - 1, keep_frames=False))
+    with torch.no_grad():
+        start = simulator.start_from(vectors, MODE)
+        imagined = stack(start, simulator.imagine(start, MODE, NUM_STEPS))
+    for row, episode in enumerate(testbed.episodes()):
+        np.testing.assert_array_equal(episode.actions, imagined.own_actions[:, row].argmax(-1))
+        np.testing.assert_array_equal(episode.rewards, imagined.rewards[:, row])
+        assert episode.level_complete == imagined.terminals[:, row].max()
+    slots = [0, 1, 2]
+    game.reset(slots, slots)
+    saved = game.get_state(1)
+    game.step(slots, [7, 4, 1])
+    expected = game.observe([1])
+    game.set_state(0, saved)
+    game.set_state(2, saved)
+    game.step([2, 0], [4, 8])
+    torch.testing.assert_close(game.observe([2]), expected, atol=1e-5, rtol=0)
+    assert (game.observe([0]) - expected).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="different steps"):
+        game.set_state(0, saved)
+        game.step([0, 2], [4, 4])

@@ -25,7 +25,7 @@ from world_helpers import (
 )
 
 import record
-from agents.replay import replayed
+from agents.replay import level_states
 from agents.rollout_files import POSITION_COLUMNS, RolloutFolder, RolloutWriter
 from agents.world_files import MOVING_COLUMNS
 from common.errors import UserError
@@ -155,7 +155,7 @@ def test_every_seventh_world_is_recorded(recordings):
             assert folder.world_rows(episode) == rows
             moving = folder.moving(episode)
             assert tuple(moving) == MOVING_COLUMNS and set(moving["row"]) <= set(rows)
-            for row, state in replayed(folder, episode, rows[::2]):
+            for row, state in level_states(folder, episode, rows[::2]):
                 assert np.array_equal(folder.world(episode, row), view.draw(state))
                 player = folder.steps(episode)[list(POSITION_COLUMNS)].to_numpy()[row]
                 np.testing.assert_allclose(player, [state.player["x"], state.player["y"]])
@@ -276,7 +276,7 @@ def test_the_view_of_a_world_follows_the_camera(recordings, fitted):
         assert abs(moved).max() > 1  # the player moves
         drawn = images(images.paint(world), torch.from_numpy(moved)).permute(0, 2, 3, 1)
         frames = torch.from_numpy(folder.episode(episode).frames[15:21] / np.float32(255))
-        for image, frame, (_, state) in zip(drawn, frames, replayed(folder, episode, rows)):
+        for image, frame, (_, state) in zip(drawn, frames, level_states(folder, episode, rows)):
             static = torch.from_numpy(~near(state, [PLAYER, SAW, ENEMY, TRAIL]))
             quality.append(psnr(image[static], frame[static]))
     assert min(quality) > 24 and np.mean(quality) > 29, (min(quality), np.mean(quality))

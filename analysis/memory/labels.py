@@ -26,7 +26,7 @@ import pandas as pd
 
 from agents.episodes import SOLVED
 from agents.failures import FailureAttributor
-from agents.replay import recorded_game, replayed
+from agents.replay import level_states, recorded_game
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS
@@ -82,7 +82,7 @@ def label_episodes(folder: RolloutFolder, episodes: Sequence[int]
 
     Raises:
         UserError: if a frame differs from the recording, or an episode ends earlier; see
-            ``agents.replay.replayed``.
+            ``agents.replay.level_states``.
     """
     config = recorded_game(folder)
     names = label_names(config.env_name)
@@ -90,7 +90,7 @@ def label_episodes(folder: RolloutFolder, episodes: Sequence[int]
         for episode in episodes:
             actions = folder.steps(episode)["action"].to_numpy()[:-1]
             rows = []
-            for _, state in replayed(folder, episode, range(len(actions))):
+            for _, state in level_states(folder, episode, range(len(actions))):
                 labels = state_labels(state)
                 rows.append([labels[name] for name in names])
             cause = attributor.cause(state.to_bytes(), int(actions[-1]))

@@ -25,7 +25,7 @@ import torch
 from agents.acting import run_policy
 from agents.networks import Policy
 from agents.outputs import Output
-from agents.replay import recorded_game, replayed
+from agents.replay import level_states, recorded_game
 from attribution.recordings import Recording
 from common.devices import Compute
 from envs.level_state import LevelState
@@ -129,7 +129,7 @@ def choose_pairs(recording: Recording, episode: int, kinds: Sequence[GameObject]
     candidates = np.union1d(rng.permutation(rows)[:_RANDOM_ROWS], ends)
     needed = np.unique(np.clip(candidates[:, None] + np.arange(1 - initial, last_lag + 1), 0,
                                length - 1))
-    states = dict(replayed(recording.folder, episode, needed.tolist()))
+    states = dict(level_states(recording.folder, episode, needed.tolist()))
     seen: dict[str, dict[int, list[Pair]]] = {}
     with contextlib.closing(StateView(recorded_game(recording.folder))) as view:
         for row in candidates.tolist():

@@ -62,7 +62,7 @@ import pandas as pd
 from scipy.ndimage import binary_dilation
 
 from agents.object_masks import ObjectPainter, ObjectPictures
-from agents.replay import recorded_game, replayed
+from agents.replay import level_states, recorded_game
 from agents.rollout_files import RolloutFolder
 from attribution.layers import Bottleneck
 from common.config import check_entries
@@ -406,13 +406,13 @@ def rendered_without(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[
         The level state of each row, and its renderings.
 
     Raises:
-        UserError: if the recording cannot be replayed; see ``agents.replay.replayed``.
+        UserError: if the recording cannot be replayed; see ``agents.replay.level_states``.
     """
     with (contextlib.closing(ObjectPainter(recorded_game(folder), kinds)) as painter,
           Progress(len(places), "masked frame") as progress):
         borders = np.flatnonzero(np.diff(places[:, 0])) + 1
         for rows in np.split(places, borders):
-            for _, state in replayed(folder, int(rows[0, 0]), rows[:, 1].tolist()):
+            for _, state in level_states(folder, int(rows[0, 0]), rows[:, 1].tolist()):
                 yield state, painter.draw(state)
                 progress.update(progress.done + 1)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,11 @@ import torch
 from agents.agent_file import load_agent
 from agents.config import GameOptions
 from agents.edits import Edit, with_edits
-from agents.episodes import Episode, PlayOptions, play_episodes
-from agents.failures import attribute_failures, unknown_hazards
+from agents.failures import unknown_hazards
 from agents.networks import Policy
 from agents.provenance import agent_sha256
 from agents.reference_set import ReferenceSet, activations_of
+from agents.testbed import Condition, Testbed
 from attribution.editing import ChangeSizes, random_edits
 from attribution.failures.results import ORIGINAL, episodes_table
 from common.cli import count, environments, seed
@@ -32,65 +32,12 @@ from common.results import ResultStore
 from envs.level_state import LevelState
 from envs.objects import GameObject, hazards_of, invisible
 from envs.procgen_env import EnvConfig, LevelEdit
-from stats.effects import Condition
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """Agent and level edit of a condition.
-
-    Attributes:
-        policy: the agent.
-        edit: optional edit of every level, before its first step.
-        edit_every_step: whether the level edit is repeated after every step.
-        moved: mean norm over frames of the change that an edit causes in its layer, summed over the
-            agent's edits; for a control, the value of the edited agent; NaN if not measured.
-    """
-
-    policy: Policy
-    edit: LevelEdit | None = None
-    edit_every_step: bool = False
-    moved: float = math.nan
-
-
-def run_of(condition: Condition[Run]) -> Run:
-    """Return the ``Run`` of a condition, which must have one."""
-    assert condition.value is not None
-    return condition.value
-
-
-@dataclasses.dataclass(frozen=True)
-class Levels:
-    """Levels that are played under every condition, and settings for playing them.
-
-    Attributes:
-        config: configuration of the game.
-        compute: device and precision.
-        levels: number and level seed of each episode.
-        seed: seed of the actions.
-        num_envs: number of episodes played in parallel.
-    """
-
-    config: EnvConfig
-    compute: Compute
-    levels: Sequence[tuple[int, int]]
-    seed: int
-    num_envs: int
-
-    def play(self, condition: Condition[Run], levels: Sequence[tuple[int, int]],
-             keep_frames: bool = False) -> Callable[..., Iterator[Episode]]:
-        """Return ``play_episodes`` with all arguments bound except ``watch``.
-
-        Args:
-            condition: condition under which the levels are played.
-            levels: number and level seed of each episode.
-            keep_frames: whether episodes keep their frames.
-        """
-        run = run_of(condition)
-        options = PlayOptions(edit=run.edit, edit_every_step=run.edit_every_step,
-                              keep_frames=keep_frames)
-        return functools.partial(play_episodes, run.policy, self.compute, self.config, levels,
-                                 self.seed, self.num_envs, options)
+def policy_of(condition: Condition) -> Policy:
+    """Return the agent of a condition, which must have one."""
+    assert condition.policy is not None
+    return condition.policy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,10 +59,15 @@ class PlayedLevelsOptions(GameOptions, ComputeOptions):
         """
         return self.compute_in("float32" if self.precision == "auto" else self.precision)
 
-    def draw_levels(self, config: EnvConfig) -> Levels:
-        """Draw the levels."""
-        return Levels(config, self.compute, list(enumerate(config.draw_levels(
-            self.num_episodes, self.seed))), self.seed, self.num_envs)
+    def testbed(self, original: Condition, config: EnvConfig) -> Testbed:
+        """Draw the levels.
+
+        Args:
+            original: condition of the original agent.
+            config: the game.
+        """
+        return Testbed(policy_of(original), self.compute, config, config.draw_levels(
+            self.num_episodes, self.seed), self.seed, self.num_envs, causes=True)
 
 
 def label_agents(files: Sequence[Path], labels: Sequence[str] | None) -> list[str]:
@@ -132,7 +84,7 @@ def label_agents(files: Sequence[Path], labels: Sequence[str] | None) -> list[st
 
 
 def agent_conditions(files: Sequence[Path], labels: Sequence[str],
-                     device: torch.device) -> list[Condition[Run]]:
+                     device: torch.device) -> list[Condition[float]]:
     """Load agents, and return one condition per agent.
 
     Args:
@@ -144,7 +96,7 @@ def agent_conditions(files: Sequence[Path], labels: Sequence[str],
         UserError: if a file is missing or is not an agent file.
     """
     return [Condition(f"edited_{label}" if number else ORIGINAL, label, label,
-                      value=Run(load_agent(path, device)),
+                      policy=load_agent(path, device),
                       settings={"agent_sha256": agent_sha256(path)})
             for number, (path, label) in enumerate(zip(files, labels))]
 
@@ -163,8 +115,8 @@ def edits_between(original: Policy, edited: Policy) -> tuple[Edit, ...]:
     return edited.edits[first:] if is_extended else ()
 
 
-def match_controls(conditions: Sequence[Condition[Run]], reference: ReferenceSet, number: int,
-                   seed: int) -> tuple[list[Condition[Run]], list[Condition[Run]]]:
+def match_controls(conditions: Sequence[Condition[float]], reference: ReferenceSet, number: int,
+                   seed: int) -> tuple[list[Condition[float]], list[Condition[float]]]:
     """Measure the sizes of edits, and draw random edits of the same size as controls.
 
     The edits of an agent are those of ``edits_between``; an agent without any has no controls.
@@ -176,26 +128,26 @@ def match_controls(conditions: Sequence[Condition[Run]], reference: ReferenceSet
         seed: seed of the controls.
 
     Returns:
-        The conditions with the sizes of their edits (``Run.moved``), and the controls of all edited
-        agents.
+        The conditions, whose values are the sizes of their edits: the mean norm over frames of the
+        change of an edit's layer, summed over the edits, NaN if not measured; and the controls of
+        all edited agents, with the sizes of the edits that they belong to.
     """
-    original = run_of(conditions[0]).policy
+    original = policy_of(conditions[0])
     sized, controls = [conditions[0]], []
     for condition in conditions[1:]:
-        edits = edits_between(original, run_of(condition).policy)
+        edits = edits_between(original, policy_of(condition))
         outputs = activations_of(original, reference.frames, [edit.layer for edit in edits],
                                  reference.hidden_states) if edits else {}
         moved = sum(ChangeSizes(outputs[edit.layer], edit.signed(outputs[edit.layer].shape[1])
                                 ).of(edit) for edit in edits) if edits else math.nan
-        sized.append(dataclasses.replace(
-            condition, value=dataclasses.replace(run_of(condition), moved=moved)))
+        sized.append(dataclasses.replace(condition, value=moved))
         candidates = [random_edits(edit, outputs[edit.layer], number, seed) for edit in edits]
         for place, group in enumerate(zip(*candidates)):
             drawn = [control.edit for control in group]
             controls.append(Condition(
                 f"control_{place:03d}_{condition.label}", f"control {place}", condition.pattern,
                 control=True, matched=all(control.near for control in group),
-                value=Run(with_edits(original, drawn), moved=moved),
+                value=moved, policy=with_edits(original, drawn),
                 settings={**condition.settings, "control": place,
                           "strengths": [edit.strength for edit in drawn]}))
     return sized, controls
@@ -215,8 +167,8 @@ def find_hazards(names: Sequence[str], game: str) -> list[GameObject]:
     return [hazards[name] for name in dict.fromkeys(names)]
 
 
-def invisible_hazards(names: Sequence[str], game: str, original: Condition[Run],
-                      pattern: str | None) -> list[Condition[Run]]:
+def invisible_hazards(names: Sequence[str], game: str, original: Condition[float],
+                      pattern: str | None) -> list[Condition[float]]:
     """Return one condition per hazard in which the original agent plays while the hazard is
     invisible: the hazard is not rendered, but still acts.
 
@@ -230,7 +182,7 @@ def invisible_hazards(names: Sequence[str], game: str, original: Condition[Run],
     Raises:
         UserError: if the game has no such hazard, or the hazard cannot be made invisible.
     """
-    conditions = []
+    conditions: list[Condition[float]] = []
     for kind in find_hazards(names, game):
         if kind.cells:
             raise UserError(f"{kind.name} of {game} consists of cells, which cannot act while they "
@@ -238,8 +190,8 @@ def invisible_hazards(names: Sequence[str], game: str, original: Condition[Run],
         label = f"invisible {kind.name}"
         conditions.append(Condition(
             f"invisible_{kind.name}", label, pattern or label,
-            value=dataclasses.replace(run_of(original), edit=hide_hazard(game, kind),
-                                      edit_every_step=bool(kind.moving or kind.trails)),
+            policy=original.policy, edit=hide_hazard(game, kind),
+            edit_every_step=bool(kind.moving or kind.trails),
             settings={**original.settings, "invisible": kind.name}))
     return conditions
 
@@ -259,28 +211,32 @@ def hide_hazard(game: str, kind: GameObject) -> LevelEdit:
     return hide
 
 
-def play_condition(store: ResultStore, condition: Condition[Run], levels: Levels) -> None:
-    """Play the levels under a condition, unless its episodes are stored.
+def play_condition(store: ResultStore, condition: Condition, testbed: Testbed,
+                   numbers: Sequence[int] | None = None) -> None:
+    """Play levels under a condition, unless its episodes are stored.
 
     Finished episodes are appended to a journal, from which an interrupted run resumes.
 
     Args:
         store: open store with the schema of ``failure_files``.
         condition: the condition.
-        levels: the levels, and settings for playing them.
+        testbed: the levels, with causes of failures.
+        numbers: numbers of the levels to play; None for all.
     """
-    name, game = condition.name, levels.config.env_name
+    name = condition.name
     if not store.has("episodes", name):
+        numbers = range(testbed.num_runs) if numbers is None else numbers
         played = {row["level"] for row in store.rows("played", name)}
-        missing = [level for level in levels.levels if level[0] not in played]
-        with Progress(len(levels.levels), "episode", len(played)) as progress:
-            play = levels.play(condition, missing)
-            for episode in attribute_failures(levels.config, play) if missing else ():
+        missing = [number for number in numbers if number not in played]
+        with Progress(len(numbers), "episode", len(played)) as progress:
+            for episode in testbed.episodes(condition, missing):
                 store.append("played", name, row={
                     "level": episode.number, "level_seed": episode.level_seed,
                     "cause": episode.end, "length": episode.length,
                     "return": episode.total_reward, "in_view": list(episode.in_view)})
                 progress.update(progress.done + 1)
-        store.write("episodes", name, value=episodes_table(store.rows("played", name), game))
+        assert testbed.env is not None
+        store.write("episodes", name, value=episodes_table(store.rows("played", name),
+                                                           testbed.env.env_name))
         print(f"{name}: {len(missing)} episodes", flush=True)
     store.remove("played", name)

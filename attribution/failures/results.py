@@ -44,6 +44,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from agents.episodes import SOLVED
 from common.palette import BLUE, VERMILION
 from common.results import Entry, File, Journal, Schema, Table, Text
 from common.tables import markdown_escaped, markdown_table
@@ -62,7 +63,6 @@ from stats.report import (
 from stats.significance import LEVEL, mcnemar_p, share
 
 ORIGINAL = "original"  # name of a condition
-SOLVED = "solved"
 ANY = "any"  # failures by any cause
 PER = 1000  # failures are reported per this many steps in view
 _IN_VIEW = "in_view_"

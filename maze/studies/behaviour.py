@@ -30,8 +30,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from agents.episodes import PlayOptions, play_episodes
+from agents.episodes import PlayOptions
 from agents.networks import Policy
+from agents.testbed import Testbed
 from common.devices import Compute
 from common.errors import UserError
 from common.results import Array, Entry, File, Journal, Npz, ResultStore, Schema, Table, Text
@@ -123,11 +124,11 @@ def play_levels(policy: Policy, compute: Compute, states: Sequence[MazeState],
           reached it;
         - ``outcomes``: outcomes of the field by name, see OUTCOMES, with None instead of NaN.
     """
-    for episode in play_episodes(
-            policy, compute, game_of(states), [(number, states[number].level_seed)
-                                               for number in numbers], seed, EPISODES_AT_A_TIME,
-            PlayOptions(edit=functools.partial(as_played, states), keep_frames=False,
-                        keep_positions=True)):
+    testbed = Testbed(
+        policy, compute, game_of(states), [state.level_seed for state in states], seed,
+        EPISODES_AT_A_TIME, functools.partial(as_played, states),
+        options=PlayOptions(keep_frames=False, keep_positions=True))
+    for episode in testbed.episodes(numbers=numbers):
         state = states[episode.number]
         sides = [vector_field(policy, compute, state, facing=facing)
                  for facing in ((0, 1) if exact else (0,))]
@@ -137,7 +138,7 @@ def play_levels(policy: Policy, compute: Compute, states: Sequence[MazeState],
         if episode.level_complete:
             squares = np.concatenate([squares, [state.grid.cheese]])
         yield {"number": episode.number, "seed": state.level_seed, "level": digest([state]),
-               "got_cheese": episode.level_complete,
+               "got_cheese": bool(episode.level_complete),
                "path": (squares - state.grid.margin).tolist(),
                "outcomes": {name: float(values[name]) if np.isfinite(values[name]) else None
                             for name in OUTCOMES}}
