@@ -89,8 +89,14 @@ def _file(module: str) -> Path | None:
 
 @functools.cache
 def _read(content: bytes) -> tuple[str, list[tuple[str, list[str]]]]:
-    """Return the checksum of a module, and its imports: pairs of module and imported names."""
+    """Return the checksum of a module, and its imports: pairs of module and imported names.
+
+    Imports for type checkers are left out.
+    """
     tree = ast.parse(content)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
     imports: list[tuple[str, list[str]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -46,6 +46,7 @@ from agents.agent_file import agent_files
 from agents.ppo import Collector, minibatches
 from agents.run_folder import TrainSettings
 from agents.training import RESUME_NAME, TrainingRun
+from common import distributed
 from common.config import load_settings
 from common.distributed import Distributed
 from common.errors import UserError
@@ -288,7 +289,7 @@ def test_numbers_of_processes_that_cannot_share_are_refused(agent_path, recordin
         world.require_same = compared.append
         yield world
 
-    monkeypatch.setattr(train_gen_model, "init_distributed", four)
+    monkeypatch.setattr(distributed, "init_distributed", four)
     assert train_gen_model.main(simulator_arguments(tmp_path, agent_path, recording / "data")) == 2
     assert "4 processes cannot share a batch of 3 windows" in capsys.readouterr().err
     assert {"agent_file", "seed", "training"} <= compared[0].keys()
