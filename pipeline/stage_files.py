@@ -337,9 +337,11 @@ class _Reader:
     def _parameters_named(self) -> dict[str, Callable[[], dict[str, object]]]:
         """Functions that return groups of parameters, by the name of the group."""
         settings, values = self._preset.settings, self._parameters
-        assert values is not None
-        return {
-            "objects": lambda: object_parameters(settings["env_name"]),
+        groups: dict[str, Callable[[], dict[str, object]]] = {
+            "objects": lambda: object_parameters(settings["env_name"])}
+        if values is None:  # a preset without parameter set
+            return groups
+        return groups | {
             "recording": lambda: recording_parameters(
                 settings["env_name"], settings["recording_param_name"], values),
             "agent_training": lambda: flattened(vars(load_agent_config(

@@ -301,7 +301,7 @@ def test_agent_files_hold_the_unit_of_the_values(tmp_path):
     run.collector.normalizer(np.zeros(8), np.ones(8, bool))
     scale = 1 / np.sqrt(run.collector.normalizer.variance)
     assert read_origin(run.save()) == AgentOrigin(
-        pytest.approx(scale), False, 0.98, 0.95, None, "fruitbot", "easy", 0)
+        pytest.approx(scale), False, 0.98, 0.95, None, "fruitbot", "easy", 0, "end")
     resumed = TrainingRun(tmp_path / "scaled", run.settings, FLOAT32)
     assert resumed.collector.normalizer.scale == pytest.approx(scale)
     raw = TrainingRun(tmp_path / "raw", _settings(normalize_rew=False), FLOAT32)
