@@ -262,7 +262,9 @@ def parse(options: type[T], argv: list[str] | None) -> T:
     """
     parser = parser_of(options)
     values = vars(parser.parse_args(argv))
-    return options(**{name: values[name] for name in parser.explicit(argv) - {*_ignored(options)}})
+    positional = {action.dest for action in parser._actions if not action.option_strings}
+    given = (parser.explicit(argv) | positional) - {*_ignored(options)}
+    return options(**{name: values[name] for name in given})
 
 
 def command(options: type[T], function: Callable[[T], Any]) -> Callable[..., int]:

@@ -9,6 +9,7 @@ with the player's death or after 1 000 steps.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 
 import numpy as np
@@ -105,11 +106,12 @@ def place_of(text: str) -> str:
     """argparse type: a place of the coin, see ``CoinPlace``, or ``end``, where the game puts it.
 
     Raises:
-        ValueError: if the text is not a place.
+        argparse.ArgumentTypeError: if the text is not a place.
     """
     if text not in PLACES and not (text.isdecimal() and int(text) >= NEAREST):
-        raise ValueError(f"the coin can lie {', '.join(PLACES[:-1])}, {END} or N squares from the "
-                         f"start, N at least {NEAREST}, not {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be {', '.join(PLACES[:-1])}, {END} or a number N of squares from the start, "
+            f"N at least {NEAREST}, not {text!r}")
     return text if text in PLACES else str(int(text))
 
 
