@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.cli import count
 from common.config import yaml_given
-from common.errors import UserError, nearest
+from common.errors import Stopped, UserError, nearest
 from common.options import Options, command, option
 from common.shards import Shard, shard
 from pipeline.cluster import CLUSTER_FILE, SCHEDULERS, TIME_IS_UP, load_cluster
@@ -89,11 +89,17 @@ class PipelineOptions(Options):
             raise UserError("a job runs one stage; give --in_job, and --only with one stage")
 
 
-def run(options: PipelineOptions) -> int:
-    """Run, submit or report stages, and return the exit status."""
+def run(options: PipelineOptions) -> None:
+    """Run, submit or report stages.
+
+    Raises:
+        Stopped: if a stage failed or was stopped.
+    """
     hyperparams = read_hyperparams()
     with yaml_given(hyperparams):
-        return _run(options, hyperparams)
+        status = _run(options, hyperparams)
+    if status:
+        raise Stopped(status)
 
 
 def _run(options: PipelineOptions, hyperparams: dict[Path, dict]) -> int:
