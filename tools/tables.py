@@ -140,9 +140,10 @@ def _rendered(block: re.Match[str]) -> str:
 def _ends(group: str, ends: dict[str, Any]) -> str:
     """Compare the coins and deaths of a group of starts with the game in a sentence."""
     skill = ends[COIN]["skill"]
+    low, high = skill["interval_95"]
     return (f"- From {ends['starts']} starts {_GROUPS[group]}, the simulator expects "
             f"{ends[COIN]['expected']:.1f} coins (real: {ends[COIN]['real']}; Brier skill: "
-            f"{format_interval(skill['value'], *skill['interval_95'], '.2f')}) and "
+            f"{format_interval(skill['value'], low, high, '.2f')}) and "
             f"{ends[DEATH]['expected']:.1f} deaths (real: {ends[DEATH]['real']}, of which "
             f"{ends['confusion'][DEATH][DEATH]} occur)")
 
