@@ -371,7 +371,7 @@ def write_results(store: ResultStore, conditions: Sequence[Condition[Lesion]], g
             + open_loop_report(open_loop, reach, kl.shape[1:], num_recorded))
     store.write("report", value=text)
     with store.file("figure") as path:
-        plot_effects(path, effects, outcomes, f"{WORDING.title}\n{description}", WORDING.controls)
+        plot_effects(path, effects, outcomes, WORDING, description)
     with store.file("kl_figure") as path:
         title = f"{options.agent_file.name} on {num_recorded} levels of {name}"
         plot_curves(curves, title).savefig(path, dpi=DPI)

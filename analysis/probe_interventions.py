@@ -137,16 +137,15 @@ def measure_pushes(options: ProbeInterventionsOptions) -> pd.DataFrame:
     before, *after = (store.read("arm", condition.name) for condition in (BASELINE, *conditions))
     table = with_ratios(compare_conditions(conditions, outcomes, before, np.stack(after),
                                            options.seed), conditions)
-    write_effects(store, table, outcomes, WORDING, (
+    description = (
         f"{options.agent_file.name} on {len(levels)} levels of {env.env_name} "
-        f"({env.distribution_mode}), pushed at every step by {options.size:g} standard deviations"))
-    text = store.read("report") + "\n".join([
+        f"({env.distribution_mode}), pushed at every step by {options.size:g} standard deviations")
+    write_effects(store, table, outcomes, WORDING, description, appendix="\n".join([
         "## Ratios in the real game", "", *ratio_tables(table, outcomes[:5]),
         "## Open loop: recorded states of levels that no probe was trained on", "",
         f"{directions.test.sum()} states of {len(np.unique(examples.level[directions.test]))} "
         f"levels. **Bold**: claimed by the rule above; {claims_summary(opened)}.", "",
-        *ratio_tables(opened, OPEN_OUTCOMES)])
-    store.write("report", value=text)
+        *ratio_tables(opened, OPEN_OUTCOMES)]))
     print(f"open loop: {claims_summary(opened)}; real game: {claims_summary(table)}; wrote "
           f"{store.file_of('report')}")
     return table

@@ -313,8 +313,7 @@ def write_report(store: ResultStore, scores: pd.DataFrame, features: pd.DataFram
     store.write("effects_report", value=effects_report(effects, _OUTCOMES, ABLATIONS,
                                                        f"{description}."))
     with store.file("effects_figure") as path:
-        plot_effects(path, effects, _OUTCOMES, f"{ABLATIONS.title}\n{description}",
-                     ABLATIONS.controls)
+        plot_effects(path, effects, _OUTCOMES, ABLATIONS, description)
     with store.file("figure") as path:
         plot_dictionaries(path, scores)
     text = report(scores, features, effects, options.main_dictionary, (

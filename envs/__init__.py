@@ -7,11 +7,14 @@ from common.exports import lazy_exports
 
 if TYPE_CHECKING:
     from envs.level_state import LevelState
-    from envs.objects import objects_of, removed
+    from envs.objects import in_view, objects_of, removed, single_objects, undrawn
     from envs.procgen_env import EnvConfig, ProcgenVectorEnv, StateView
 
-__all__ = ["EnvConfig", "LevelState", "ProcgenVectorEnv", "StateView", "objects_of", "removed"]
+__all__ = [
+    "EnvConfig", "LevelState", "ProcgenVectorEnv", "StateView", "in_view", "objects_of", "removed",
+    "single_objects", "undrawn",
+]
 __getattr__, __dir__ = lazy_exports(__name__, {
     "envs.level_state": ["LevelState"],
-    "envs.objects": ["objects_of", "removed"],
+    "envs.objects": ["in_view", "objects_of", "removed", "single_objects", "undrawn"],
     "envs.procgen_env": ["EnvConfig", "ProcgenVectorEnv", "StateView"]})

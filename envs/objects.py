@@ -111,7 +111,14 @@ def invisible(state: LevelState, kind: GameObject) -> LevelState:
 
 def undrawn(state: LevelState, kind: GameObject) -> LevelState:
     """Make the entities of a kind invisible and empty its cells. Use the result only for rendering,
-    because emptied cells no longer affect the game."""
+    because emptied cells no longer affect the game.
+
+    Example::
+
+        >>> [(_, state)] = level_states(recording, episode=0, rows=[0])
+        >>> [coin] = [kind for kind in objects_of("coinrun") if kind.name == "coin"]
+        >>> frame = StateView(EnvConfig("coinrun", "hard")).draw(undrawn(state, coin))
+    """
     state = _without_cells(state, kind, None)
     return _with_entities(state, _entities_of(state, kind, trails=True), {"alpha": 0.0})
 
@@ -154,7 +161,14 @@ def removed(state: LevelState, kind: GameObject | str, within: float | None = No
 
 def in_view(state: LevelState, kind: GameObject) -> bool:
     """Return whether an object of a kind, or its trail, overlaps the view of the last frame, even
-    if it is occluded."""
+    if it is occluded.
+
+    Example::
+
+        >>> [(_, state)] = level_states(recording, episode=0, rows=[0])
+        >>> [player] = [kind for kind in objects_of("coinrun") if kind.is_player]
+        >>> assert in_view(state, player)
+    """
     view = _view(state)
     seen = _entities_of(state, kind, trails=True) & _reaches(state.entities, *view)
     cells = np.isin(state.grid, kind.cells) & _cells_reach(state, *view)
@@ -225,6 +239,12 @@ def single_objects(state: LevelState, kind: GameObject) -> list[SingleObject]:
 
     Cells of a kind that touch at an edge form one object, such as a pool of lava, with all of its
     cells, including those out of view. Trails alone do not bring an object into view.
+
+    Example::
+
+        >>> [(_, state)] = level_states(recording, episode=0, rows=[0])
+        >>> [player] = [kind for kind in objects_of("coinrun") if kind.is_player]
+        >>> [single] = single_objects(state, player)  # can be removed or hidden by itself
     """
     view, none = _view(state), np.zeros(state.grid.shape, bool)
     ranked = np.flatnonzero(np.isin(state.entities["type"], kind.entity_types))

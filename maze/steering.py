@@ -218,8 +218,7 @@ def write_effects(store: ResultStore, prefix: str, table: pd.DataFrame,
     """
     store.write(f"{prefix}effects", value=table)
     with store.file(f"{prefix}figure") as temporary:
-        plot_effects(temporary, table, outcomes, f"{wording.title}\n{what.partition('. ')[0]}",
-                     wording.controls)
+        plot_effects(temporary, table, outcomes, wording, what.partition(". ")[0])
     kinds = [text for kind, text in CONTROL_KINDS.items() if f"p_{kind}" in table]
     return report(table, outcomes, wording, f"{what} Controls: {', and '.join(kinds)}. An arm is "
                   "compared with each kind of controls separately; p (controls) is the largest of "

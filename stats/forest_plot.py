@@ -18,6 +18,7 @@ from matplotlib.patches import Patch
 
 from common.palette import BLUE, DPI, VERMILION
 from stats.effects import Outcome
+from stats.report import Wording
 from stats.significance import LEVEL
 
 COLUMNS = 6
@@ -67,16 +68,15 @@ def name_rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.tick_params(axis="x", labelsize=8)
 
 
-def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], title: str,
-                 controls: str, over_time: pd.DataFrame | None = None) -> None:
+def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
+                 description: str, over_time: pd.DataFrame | None = None) -> None:
     """Plot the effects, with one panel per outcome.
 
     Further panels show the sizes of the changes and the divergence of actions over time, if given.
 
     Args:
         table: table from ``stats.effects.compare_conditions``.
-        title: title of the figure, including a description of the runs.
-        controls: plural name of the controls, such as "random directions".
+        description: description of the runs, the second line of the title.
         over_time: table with the columns ``arm`` (name of the condition), ``control``, ``step``,
             ``unaltered_going`` (number of unaltered runs that reach the step) and ``share`` (share
             of pairs of runs with different actions); None if there is no panel over time.
@@ -84,11 +84,14 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], t
     directions = table[~table["control"]]
     labels = list(dict.fromkeys(directions["label"]))
     extra_panels = ("moved" in table) + (over_time is not None)
-    rows = -(-(len(outcomes) + extra_panels) // COLUMNS)
-    figure = Figure(figsize=(3.5 * COLUMNS + 1, rows * (1.6 + 0.2 * len(labels)) + 1.6),
+    num_panels = len(outcomes) + extra_panels
+    columns = min(num_panels, COLUMNS)
+    rows, is_narrow = -(-num_panels // columns), columns <= COLUMNS // 2
+    figure = Figure(figsize=(3.5 * max(columns, 2) + 1,
+                             rows * (1.6 + 0.2 * len(labels)) + (2.6 if is_narrow else 1.6)),
                     layout="constrained")
-    panels = figure.subplots(rows, COLUMNS, squeeze=False)
-    row_labels = [labels if place % COLUMNS == 0 else [""] * len(labels)
+    panels = figure.subplots(rows, columns, squeeze=False)
+    row_labels = [labels if place % columns == 0 else [""] * len(labels)
                   for place in range(panels.size)]
     for axes, outcome, names in zip(panels.flat, outcomes, row_labels):
         part = directions[directions["outcome"] == outcome.name]
@@ -100,18 +103,20 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], t
         axes.set_xlabel(f"change (unaltered: {unaltered:.3g})", fontsize=9)
     unused = list(panels.flat[len(outcomes):])
     if "moved" in table:
-        _plot_moved(unused.pop(0), table, row_labels[len(outcomes)])
+        _plot_moved(unused.pop(0), table, row_labels[len(outcomes)], wording.axis)
     if over_time is not None:
         _plot_divergence(unused.pop(0), over_time)
     for axes in unused:
         axes.axis("off")
-    figure.legend(handles=_key(controls, "" if over_time is None else " (grey lines over time)"),
-                  loc="outside lower center", ncols=4, fontsize=10)
-    figure.suptitle(title, fontsize=13)
+    figure.legend(handles=_key(wording.controls,
+                               "" if over_time is None else " (grey lines over time)"),
+                  loc="outside lower center", ncols=1 if is_narrow else 4,
+                  fontsize=9 if is_narrow else 10)
+    figure.suptitle(f"{wording.title}\n{description}", fontsize=11 if is_narrow else 13)
     figure.savefig(path, dpi=DPI)
 
 
-def _plot_moved(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
+def _plot_moved(axes: Axes, table: pd.DataFrame, labels: Sequence[str], label: str) -> None:
     """Draw the size of each intervention's change (``moved``), and the range of its controls."""
     arms = table.drop_duplicates("arm")
     controls = arms[arms["control"]].groupby("pattern")["moved"]
@@ -122,7 +127,7 @@ def _plot_moved(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
         axes.plot(row.moved, place, "o", color=EFFECT, markersize=5)
     axes.set_xlim(0, 1.05 * arms["moved"].max() or 1)
     axes.set_title("size of the alteration", fontsize=10)
-    axes.set_xlabel("change per step (standard deviations)", fontsize=9)
+    axes.set_xlabel(label, fontsize=9)
     name_rows(axes, labels)
 
 

@@ -36,23 +36,27 @@ class Wording:
         alike: phrase for interventions without an effect beyond the controls, such as "directions
             that are no better than random ones".
         equal: phrase that follows ``controls`` at their first mention, such as " of equal size".
-        size: definition of the size of a change, such as "How far a state is moved in a step".
+        size: definition of the size of a change (column ``moved``), such as "How far a state is
+            moved in a step".
+        measure: how this size is measured, with its unit.
+        axis: the same as a short label of an axis.
     """
 
     title: str
-    controls: str
-    alike: str
-    equal: str
-    size: str
+    controls: str = "controls"
+    alike: str = "alterations that are no better than controls"
+    equal: str = ""
+    size: str = "Size of the change"
+    measure: str = "mean Euclidean norm, in standard deviations of its units"
+    axis: str = "change per step (standard deviations)"
 
 
 DIRECTIONS = Wording(
     "Altered directions of the agent's hidden state", "random directions",
     "directions that are no better than random ones", " of equal size",
     "How far a state is moved in a step")
-PATCHES = Wording(
-    "Patched layers of the agent", "controls", "alterations that are no better than controls",
-    " of the same kind", "How far the changed outputs are moved in a step")
+PATCHES = Wording("Patched layers of the agent", equal=" of the same kind",
+                  size="How far the changed outputs are moved in a step")
 MIXED = dataclasses.replace(
     PATCHES, title="Altered directions of the agent's hidden state, and patches of its layers")
 
@@ -167,8 +171,7 @@ def _sizes(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -
     columns = {"norm": "norm", "relative": "as a share of the output's norm"}
     columns = {name: label for name, label in columns.items() if name in directions}
     return [
-        "## Size of the alterations", "", f"{wording.size}: mean Euclidean norm, in standard "
-        "deviations of its units.", "",
+        "## Size of the alterations", "", f"{wording.size}: {wording.measure}.", "",
         *markdown_table(
             ("alteration", "moved", "controls: lowest, median, highest", *columns.values()),
             [(row.label, format_number(row.moved),

@@ -2,12 +2,14 @@
 
 import ast
 import contextlib
+import dataclasses
 import doctest
 import importlib
 import io
 import json
 import pkgutil
 import re
+import runpy
 import subprocess
 import sys
 
@@ -159,6 +161,22 @@ def test_examples_of_public_names_run(folder, tmp_path, monkeypatch):
         assert 2 <= len(example.examples) <= 3, name
         output = []
         assert runner.run(example, out=output.append).failed == 0, "".join(output)
+
+
+def test_the_example_study_claims_that_the_hidden_coin_lowers_the_value(tmp_path, folder):
+    """Fails if the coin stays in the frame, or frames and hidden states are not of one step."""
+    record(str(ROOT / AGENT), EnvConfig("coinrun", "hard"), str(tmp_path / "recording"),
+           num_episodes=20)
+    study = runpy.run_path(str(ROOT / "docs" / "example_study.py"))
+    options = study["HiddenCoinOptions"](
+        agent_file=ROOT / AGENT, data_dir=tmp_path / "recording", output_dir=tmp_path / "study")
+    table = study["measure"](options).set_index("arm")
+    assert table.loc["hidden", "claimed"] and table.loc["hidden", "effect"] < -0.1
+    assert not table["claimed"].drop("hidden").any()
+    assert (tmp_path / "study" / "effects.png").exists()
+    few = dataclasses.replace(options, output_dir=tmp_path / "few", data_dir=folder / "recording")
+    with pytest.raises(UserError, match=r"at least 10 levels or starts, not [012]"):
+        study["measure"](few)
 
 
 def test_the_notebook_uses_public_names_only():

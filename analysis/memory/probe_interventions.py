@@ -39,13 +39,14 @@ from agents.similarity import kl_divergence
 from agents.testbed import Condition, Testbed
 from analysis.memory.labels import JUMPS, RIGHT
 from analysis.memory.probe_atlas import Label
-from common.results import Array, Entry, File, Npy, Schema, Table, Text
+from common.results import Entry, Table
 from common.tables import markdown_table
 from interventions.comparison import outcomes_named
 from interventions.patches import Add
 from stats.bootstrap import by_episode
 from stats.effects import Outcome, compare_conditions
 from stats.report import Wording, bold, format_interval, format_number
+from stats.study import study_schema
 
 PROBE, COVARIANCE, SWAP, PUSH = "probe", "covariance", "swap", "push"
 METHODS = (PROBE, COVARIANCE)
@@ -53,13 +54,9 @@ MORE, LESS = "more", "less"
 WORDING = Wording("Pushes of the hidden state along probe directions", "random directions",
                   "directions with no larger effect than random ones", " of equal size",
                   "How far a state is moved in a step")
-PROBE_INTERVENTIONS = Schema(
-    "pushes along probe directions", "analysis/probe_interventions.py", items={
-        "arm": Entry("arms/{}.npy", Npy(Array(np.float64, "E K")))},
-    results={"open_loop": Entry("open_loop.csv", Table({"arm": str, "effect": float})),
-             "effects": Entry("effects.csv", Table({"arm": str, "effect": float})),
-             "report": Entry("report.md", Text()), "figure": Entry("effects.png", File())},
-    growing="arms", growing_items=("arm",))
+PROBE_INTERVENTIONS = study_schema(
+    "pushes along probe directions", "analysis/probe_interventions.py",
+    open_loop=Entry("open_loop.csv", Table({"arm": str, "effect": float})))
 OPEN_OUTCOMES = (
     Outcome("jump", "probability of a jump", probability=True),
     Outcome("right", "probability of moving right", probability=True),
