@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.errors import UserError
-from stats.association import Estimate, estimate, ratio
+from stats.association import Estimate, auc_of_histograms, estimate, ratio
 from stats.bootstrap import ClusterBootstrap
 
 CHANNELS = 16, 32, 64, 64  # of the classifier's convolutions, each with stride 2
@@ -106,12 +106,7 @@ def auc(scores: np.ndarray, outcomes: np.ndarray, clusters: np.ndarray, seed: in
     Returns:
         The area with its 95 % interval over clusters; NaN unless both labels occur.
     """
-    def area(positive: np.ndarray, negative: np.ndarray) -> float:
-        below = negative.cumsum() - negative / 2
-        pairs = positive.sum() * negative.sum()
-        return float(positive @ below / pairs) if pairs else np.nan
-
-    return _of_ranking(area, scores, outcomes, clusters, seed)
+    return _of_ranking(auc_of_histograms, scores, outcomes, clusters, seed)
 
 
 def recall_at_precision(scores: np.ndarray, outcomes: np.ndarray, clusters: np.ndarray,
@@ -138,8 +133,9 @@ def recall_at_precision(scores: np.ndarray, outcomes: np.ndarray, clusters: np.n
     return _of_ranking(recall, scores, outcomes, clusters, seed)
 
 
-def _of_ranking(statistic: Callable[[np.ndarray, np.ndarray], float], scores: np.ndarray,
-                outcomes: np.ndarray, clusters: np.ndarray, seed: int) -> Estimate:
+def _of_ranking(statistic: Callable[[np.ndarray, np.ndarray], np.ndarray | float],
+                scores: np.ndarray, outcomes: np.ndarray, clusters: np.ndarray, seed: int
+                ) -> Estimate:
     """Estimate a statistic of a ranking.
 
     Args:
@@ -152,8 +148,8 @@ def _of_ranking(statistic: Callable[[np.ndarray, np.ndarray], float], scores: np
     outcomes = np.asarray(outcomes, bool)
 
     def of(weights: np.ndarray) -> float:
-        return statistic(*(np.bincount(place, weights * of_kind, len(values))
-                           for of_kind in (outcomes, ~outcomes)))
+        return float(statistic(*(np.bincount(place, weights * of_kind, len(values))
+                                 for of_kind in (outcomes, ~outcomes))))
 
     bootstrap = ClusterBootstrap(clusters, seed)
     ends = (np.nan, np.nan)

@@ -76,6 +76,21 @@ def ratio(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
                     bootstrap)
 
 
+def auc_of_histograms(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
+    """Compute areas under the ROC curve; equal scores count one half.
+
+    Args:
+        positive, negative: numbers of positive and of negative cases by score, in ascending order
+            of the B scores (..., B).
+
+    Returns:
+        Areas (...); NaN unless there are positive and negative cases.
+    """
+    below = negative.cumsum(axis=-1) - negative / 2
+    return _divide((positive * below).sum(axis=-1),
+                   positive.sum(axis=-1) * negative.sum(axis=-1))
+
+
 def _moments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return 1, x, y, x², y² and xy (6, N) of x and y (N,), centred to avoid cancellation."""
     x, y = x - x.mean(dtype=np.float64), y - y.mean(dtype=np.float64)

@@ -74,6 +74,7 @@ from common.tables import finite_or_none
 from envs.level_state import LevelState
 from envs.objects import GAME_OBJECTS_FILE, GameObject, objects_of
 from envs.procgen_env import EnvConfig
+from stats.association import auc_of_histograms
 from stats.bootstrap import ClusterBootstrap
 
 NUM_SHIFTS = 40  # maximum number of cyclic shifts of the masks for the chance level
@@ -249,7 +250,7 @@ class ObjectScorer:
                 histograms[feature, kind, which] = np.bincount(
                     begins + code[frames, places], weights, num_episodes * _BINS
                     ).reshape(num_episodes, _BINS)
-        auc = _auc(np.moveaxis(histograms.sum(axis=3), 2, 0))
+        auc = auc_of_histograms(*np.moveaxis(histograms.sum(axis=3), 2, 0))
         return np.where(self.enough, auc, np.nan), histograms
 
     def shifted(self, activations: np.ndarray) -> np.ndarray:
@@ -274,8 +275,8 @@ class ObjectScorer:
                 for row, shift in enumerate(shifts):
                     bins = code[(frames + shift) % number, places]
                     others = everywhere - np.bincount(bins, outside[places], _BINS)
-                    areas[row, feature, kind] = _auc(np.stack(
-                        [np.bincount(bins, inside[places], _BINS), np.maximum(others, 0)]))
+                    areas[row, feature, kind] = auc_of_histograms(
+                        np.bincount(bins, inside[places], _BINS), np.maximum(others, 0))
         return areas
 
     def _codes(self, activations: np.ndarray) -> np.ndarray:
@@ -296,23 +297,6 @@ def _binned(values: np.ndarray) -> np.ndarray:
     return np.searchsorted(edges, values, side="right")
 
 
-def _auc(histograms: np.ndarray) -> np.ndarray:
-    """Compute areas under the ROC curve from histograms.
-
-    Args:
-        histograms: histograms of touched and of untouched cells (2, …, B).
-
-    Returns:
-        Areas, with the shape of ``histograms`` without its first and last axes; NaN where a
-        histogram is empty.
-    """
-    inside, outside = histograms
-    below = outside.cumsum(axis=-1) - outside / 2
-    total = inside.sum(axis=-1) * outside.sum(axis=-1)
-    return np.divide((inside * below).sum(axis=-1), total, out=np.full(total.shape, np.nan),
-                     where=total > 0)
-
-
 def _auc_of_draws(draws: np.ndarray, histograms: np.ndarray) -> np.ndarray:
     """Compute the area under the ROC curve in each resampling of the episodes.
 
@@ -323,7 +307,7 @@ def _auc_of_draws(draws: np.ndarray, histograms: np.ndarray) -> np.ndarray:
     Returns:
         Areas (R,).
     """
-    return _auc(np.stack([draws @ by_episode for by_episode in histograms]))
+    return auc_of_histograms(*(draws @ by_episode for by_episode in histograms))
 
 
 def hallucinations(activations: np.ndarray, touched: np.ndarray, observations: np.ndarray,
