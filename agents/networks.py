@@ -381,6 +381,20 @@ def build_policy(architecture: str, hidden_state_size: int, recurrent: bool,
                   learned_initial_state=learned_initial_state)
 
 
+def blind_policy(logits: np.ndarray) -> Policy:
+    """Return an agent that does not see: it draws every action from the same distribution.
+
+    Args:
+        logits: logits of the actions (A,).
+    """
+    policy = build_policy("nature", 64, recurrent=False, learned_initial_state=False)
+    with torch.no_grad():
+        policy.fc_policy.weight.zero_()
+        policy.fc_value.weight.zero_()
+        policy.fc_policy.bias[:] = torch.from_numpy(logits)
+    return policy.eval()
+
+
 def to_images(frames: Tensor, channels_last: bool = True,
               dtype: torch.dtype = torch.float32) -> Tensor:
     """Convert uint8 frames (N, H, W, C) from Procgen to images in [0, 1] (N, C, H, W).

@@ -28,7 +28,7 @@ from agents.acting import run_policy
 from agents.agent_file import agent_title, load_agent
 from agents.config import GameOptions
 from agents.episodes import Episode, PlayOptions, play_episodes
-from agents.networks import Policy, build_policy
+from agents.networks import Policy, blind_policy
 from agents.provenance import agent_sha256
 from analysis.coin_results import (
     AGENT,
@@ -37,6 +37,7 @@ from analysis.coin_results import (
     NOT_BEHIND,
     OPEN,
     OPEN_WITH,
+    RANDOM,
     RIGHTWARD,
     SETTINGS,
     SIGHT,
@@ -68,6 +69,8 @@ from envs.procgen_env import EnvConfig, LevelEdit, StateView, first_states
 from stats.effects import check_starts
 
 RIGHT, LEFT = (np.sign(np.transpose(ACTION_DIRECTIONS)[0]) == sign for sign in (1, -1))
+LOGITS = {RANDOM: np.zeros(NUM_ACTIONS), RIGHTWARD: np.where(
+    [way in ((1, 0), (1, 1)) for way in ACTION_DIRECTIONS], 0.0, -100.0)}  # of blind players
 OPEN_COLUMNS = 8  # columns of ground that replace the wall at the end of a level
 NEVER = 10 ** 6
 
@@ -110,7 +113,7 @@ def measure_coin(options: CoinOptions) -> pd.DataFrame | None:
         if store.has("episodes", name):
             continue
         setting = SETTINGS[name]
-        player = policy if setting.player == AGENT else blind_policy(setting.player)
+        player = policy if setting.player == AGENT else blind_policy(LOGITS[setting.player])
         episodes, sights = play(player, compute, config, levels, setting, options)
         if sights is not None:
             store.write("sights", name, value=sights)
@@ -119,19 +122,6 @@ def measure_coin(options: CoinOptions) -> pd.DataFrame | None:
               flush=True)
     store.finish()
     return write_results(store, options, config) if options.shard == WHOLE else None
-
-
-def blind_policy(player: str) -> Policy:
-    """Return a policy that does not see: RANDOM or RIGHTWARD, see ``Setting``."""
-    policy = build_policy("nature", 64, recurrent=False, learned_initial_state=False)
-    logits = np.zeros(NUM_ACTIONS)
-    if player == RIGHTWARD:
-        logits = np.where([way in ((1, 0), (1, 1)) for way in ACTION_DIRECTIONS], 0.0, -100.0)
-    with torch.no_grad():
-        policy.fc_policy.weight.zero_()
-        policy.fc_value.weight.zero_()
-        policy.fc_policy.bias[:] = torch.from_numpy(logits)
-    return policy.eval()
 
 
 def edit_of(places: Sequence[str], max_steps: int) -> LevelEdit:

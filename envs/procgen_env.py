@@ -238,6 +238,7 @@ class LevelSlots:
         self._config, self._person_view = config, person_view
         self._edit, self._edit_every_step = edit, edit_every_step
         self._envs: dict[int, _Procgen] = {}  # environments by slot
+        self._idle: list[_Procgen] = []  # of ended episodes, for restore: a new one takes 5 ms
 
     def start(self, slot: int, level: int) -> None:
         """Begin an episode on the level with this seed; its first frame is in ``frames[slot]``.
@@ -259,7 +260,8 @@ class LevelSlots:
         to another game or would crash Procgen."""
         LevelState.parse(state, self._config.env_name)
         if slot not in self._envs:
-            self._envs[slot] = _make(self._config, range(1), 1, 0, 0, self._person_view)
+            self._envs[slot] = self._idle.pop() if self._idle else _make(
+                self._config, range(1), 1, 0, 0, self._person_view)
         self._envs[slot].set_state([state])
         self.frames[slot] = self._envs[slot].observe()[1]["rgb"][0]
         self.level_complete[slot] = False
@@ -275,6 +277,8 @@ class LevelSlots:
         reward, observation, first = env.observe()
         if first[0]:
             self.level_complete[slot] = env.get_info()[0]["prev_level_complete"]
+            if len(self._idle) < len(self.frames):
+                self._idle.append(self._envs.pop(slot))
             self.stop(slot)
             self.frames[slot] = 0
         else:
@@ -306,8 +310,9 @@ class LevelSlots:
             self._envs.pop(slot).close()
 
     def close(self) -> None:
-        for slot in list(self._envs):
-            self.stop(slot)
+        for env in (*self._envs.values(), *self._idle):
+            env.close()
+        self._envs, self._idle = {}, []
 
 
 class StateView:
