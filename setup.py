@@ -7,7 +7,8 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 SCRIPTS = [path.stem for path in ROOT.glob("*.py")
            if path.name != "setup.py" and not path.is_symlink()]
-DATA = ["hyperparams", "hyperparams.procgen", "hyperparams.stages",
+DATA = ["hyperparams", "hyperparams.procgen", "hyperparams.stages", "analysis.templates",
+        "common.templates", "pipeline.templates",
         *(f"web.built.{path.name}" for path in (ROOT / "web" / "built").iterdir())]
 
 setup(

@@ -30,7 +30,8 @@ _PLAIN = (4, 1, 7, 5, 2, 8, 3, 0, 6)  # moves, in the order in which one names a
 def action_label(actions: str) -> str:
     """Return a name for actions with the same effect, such as "right" for "6 7 8"."""
     moves = {int(action) for action in actions.split()}
-    return next((ACTION_NAMES[move] for move in _PLAIN if move in moves), "special")
+    name = next((ACTION_NAMES[move] for move in _PLAIN if move in moves), "special")
+    return "no action" if name == "null" else name
 
 
 def film(config: EnvConfig, case: Case, table: pd.DataFrame) -> Iterator[np.ndarray]:
@@ -50,19 +51,19 @@ def film(config: EnvConfig, case: Case, table: pd.DataFrame) -> Iterator[np.ndar
     panels = {step: _panels(table, step, case) for step in measured}
     for step, picture in enumerate(pictures, first):
         if step == last:
-            picture = _framed(picture)
+            picture = framed(picture)
         shown = max(other for other in measured if other <= step)
         yield np.hstack([picture, panels[shown]])
     for _ in range(2):
         yield np.hstack([pictures[-1] // 2, panels[measured[-1]]])
 
 
-def _framed(picture: np.ndarray) -> np.ndarray:
+def framed(picture: np.ndarray) -> np.ndarray:
     """Return a picture with a red border."""
-    framed = np.empty_like(picture)
-    framed[:] = _RED
-    framed[_BORDER:-_BORDER, _BORDER:-_BORDER] = picture[_BORDER:-_BORDER, _BORDER:-_BORDER]
-    return framed
+    result = np.empty_like(picture)
+    result[:] = _RED
+    result[_BORDER:-_BORDER, _BORDER:-_BORDER] = picture[_BORDER:-_BORDER, _BORDER:-_BORDER]
+    return result
 
 
 def _panels(table: pd.DataFrame, step: int, case: Case) -> np.ndarray:

@@ -19,6 +19,7 @@ import zlib
 from pathlib import Path
 from typing import ClassVar
 
+import jinja2
 import numpy as np
 
 from common.errors import UserError
@@ -72,6 +73,13 @@ class PageFolder:
         if not (page / "index.html").is_file():
             raise UserError(f"there is no built page in {page}; 'make web' builds it")
         return page
+
+
+def templates(folder: Path) -> jinja2.Environment:
+    """Return the HTML templates in a folder; they can include ``style.css``."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader([folder, Path(__file__).parent / "templates"]),
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 def data_script(path: Path, content: dict) -> bytes:

@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import quote, unquote
 from xml.etree.ElementTree import Element
 
-import jinja2
 import markdown
 import markupsafe
 import numpy as np
@@ -28,6 +27,7 @@ from agents.training_plots import plot_for_figure
 from common.config import check_entries
 from common.errors import UserError, shortened
 from common.files import atomic_path, read_bytes, read_description, versions
+from common.page_files import templates
 from common.results import ResultStore
 from common.video import write_poster, write_strip
 from generative.card_tables import SUMMARY_STEPS, card_rows
@@ -84,9 +84,7 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
         _write_saliency_strips(output, folder)
     if "evaluate" in done:
         _draw_training_curve(output, page.agent_file)
-    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True,
-                                   undefined=jinja2.StrictUndefined, trim_blocks=True,
-                                   lstrip_blocks=True)
+    pages = templates(TEMPLATES)
     name = experiment.description().get("name", "")
 
     def part(files: Files) -> dict[str, Any]:
@@ -102,12 +100,12 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
             "more": [part(files) for files in section.more if files.stage in records],
             "table": table(output) if table and stage in done else None}))
     for document in _documents(output, page, done):
-        text = templates.get_template("document.html.j2").render(
+        text = pages.get_template("document.html.j2").render(
             name=name, body=render_document(output, document))
         _write(folder / _page_of(output, document), text)
     opening = [shown for shown in map(part, page.opening) if shown["media"]]
     total = sum(record.seconds for record in records.values() if record)
-    _write(folder / PAGE_NAME, templates.get_template("report.html.j2").render(
+    _write(folder / PAGE_NAME, pages.get_template("report.html.j2").render(
         name=name, preset=experiment.description().get("preset", ""),
         date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", sections=sections, opening=opening,
         page=page, rows=[

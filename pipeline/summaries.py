@@ -18,7 +18,7 @@ from analysis.memory.table import CLAIMS as MEMORY_CLAIMS
 from attribution.claims import CLAIMS as ATTRIBUTION_CLAIMS
 from attribution.failures.results import ANY, FAILURES, ORIGINAL
 from common.config import check_entries
-from common.files import read_array, read_description, read_json
+from common.files import read_array, read_bytes, read_description, read_json
 from common.results import ResultStore
 from common.tables import format_count, read_table
 from generative.runs import newest_simulator_run, read_progress
@@ -163,8 +163,22 @@ def patching(output: Path, folder: str, unit: str) -> str:
             f"{of_means.max():.2f})")
 
 
+def answer(output: Path, folder: str) -> str:
+    """Return the answer of a question: the third paragraph of its report, after the title and the
+    description of the runs."""
+    text = read_bytes(output / folder / "report.md").decode(errors="replace")
+    return text.split("\n\n")[:3][-1].removesuffix(".")
+
+
+def explanation(output: Path, folder: str) -> str:
+    """Return the explanation of a failure."""
+    path = output / folder / "explanation.json"
+    return check_entries(read_description(path), {"answer": str}, path, ("answer",))[
+        "answer"].removesuffix(".")
+
+
 # Functions of the output folder and of the arguments in the files of stages.
 SUMMARIES: dict[str, Callable[..., str]] = {function.__name__: function for function in (
     count, newest, unseen_return, held_out_loss, success_rate, recording, predictors_beaten,
     variance, clusters, agreement, maps, influences, effects, failures, claims, decoded_labels,
-    sparse_features, patching)}
+    sparse_features, patching, answer, explanation)}

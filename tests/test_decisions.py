@@ -15,7 +15,7 @@ from conftest import FLOAT32
 from agents.agent_file import AgentOrigin, save_agent
 from agents.episodes import SOLVED
 from agents.networks import blind_policy
-from analysis import decisions
+from analysis import decision_trials, decisions
 from analysis.decision_results import (
     BLIND,
     DIVIDED,
@@ -28,7 +28,8 @@ from analysis.decision_results import (
     point_of_no_return,
     state_rates,
 )
-from analysis.decisions import DecisionOptions, DecisionStudy
+from analysis.decision_trials import DecisionStudy
+from analysis.decisions import DecisionOptions
 from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
 from envs.level_state import LevelState
@@ -63,7 +64,7 @@ def is_saved(view, state, action, then):
     """Return whether a player survives who takes an action, and then another one again and again.
     """
     view.set(state)
-    for taken in [action] + [then] * (decisions.HORIZON - 1):
+    for taken in [action] + [then] * (decision_trials.HORIZON - 1):
         ended, solved = view.step(taken)
         if ended:
             return solved
@@ -73,7 +74,7 @@ def is_saved(view, state, action, then):
 def last_savable(view, states, then):
     """Return the last step from which any action saves the player, and whether all earlier steps of
     the window are like it; the reference, by exhaustion."""
-    window = range(max(0, len(states) - decisions.WINDOW), len(states))
+    window = range(max(0, len(states) - decision_trials.WINDOW), len(states))
     saved = [any(is_saved(view, states[step], action, then) for action in range(9))
              for step in window]
     if not any(saved):
@@ -85,8 +86,8 @@ def last_savable(view, states, then):
 @pytest.fixture
 def short(monkeypatch):
     """Shorten windows and continuations."""
-    monkeypatch.setattr(decisions, "WINDOW", 20)
-    monkeypatch.setattr(decisions, "HORIZON", 24)
+    monkeypatch.setattr(decision_trials, "WINDOW", 20)
+    monkeypatch.setattr(decision_trials, "HORIZON", 24)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def test_the_study_finds_the_step_at_which_a_planted_walk_became_fatal(walks, vi
 
 def test_a_failure_that_no_action_prevents_is_unavoidable(walks, view, monkeypatch):
     """In the last steps of some walks, for example of falls, every action comes too late."""
-    monkeypatch.setattr(decisions, "WINDOW", 4)
+    monkeypatch.setattr(decision_trials, "WINDOW", 4)
     study = DecisionStudy(always(NULL), FLOAT32, HARD, OPTIONS)
     doomed = (case for states, case in walks.values() if last_savable(view, states, NULL)[0] < 0)
     for case in itertools.islice(doomed, 3):
@@ -147,7 +148,7 @@ def test_the_hazard_is_seen_once_it_overlaps_the_view(walks):
             gaps = [abs(saws[axis] - state.drawing[f"center_{axis}"]) - saws[f"r{axis}"]
                     for axis in "xy"]
             seen = bool((np.max(gaps, axis=0) <= state.world["view_dim"] / 2).any())
-            assert decisions._in_view(moment.start.state, killers) == seen
+            assert decision_trials._in_view(moment.start.state, killers) == seen
             num_seen, num_unseen = num_seen + seen, num_unseen + (not seen)
     assert num_seen > 20 and num_unseen > 0
 
@@ -236,7 +237,9 @@ def test_an_idle_environment_continues_from_a_state_as_a_new_one_does():
 def test_joined_shards_equal_one_run_and_every_failure_has_a_film(tmp_path, monkeypatch):
     for name, value in (("WINDOW", 9), ("HORIZON", 4), ("LEVELS_AT_A_TIME", 6),
                         ("MAX_STEPS", 200), ("check_starts", lambda number, flag: None)):
-        monkeypatch.setattr(decisions, name, value)
+        for module in (decisions, decision_trials):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
     agent = tmp_path / "blind.pth"
     save_agent(agent, always(RIGHT, JUMP_RIGHT), origin=AgentOrigin(
         env_name="coinrun", distribution_mode="hard"))
