@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -379,6 +379,16 @@ def build_policy(architecture: str, hidden_state_size: int, recurrent: bool,
                                   (16 * width, 32 * width, 32 * width))
     return Policy(embedder, hidden_state_size if recurrent else None,
                   learned_initial_state=learned_initial_state)
+
+
+def blind_policy(logits: Sequence[float]) -> Policy:
+    """Build a policy that does not see: its logits (A,) are constant, and its value is 0."""
+    policy = build_policy("nature", 64, recurrent=False, learned_initial_state=False)
+    with torch.no_grad():
+        policy.fc_policy.weight.zero_()
+        policy.fc_value.weight.zero_()
+        policy.fc_policy.bias[:] = torch.as_tensor(logits)
+    return policy.eval()
 
 
 def to_images(frames: Tensor, channels_last: bool = True,

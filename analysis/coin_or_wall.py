@@ -28,7 +28,7 @@ from agents.acting import run_policy
 from agents.agent_file import agent_title, load_agent
 from agents.config import GameOptions
 from agents.episodes import Episode, PlayOptions, play_episodes
-from agents.networks import Policy, build_policy
+from agents.networks import Policy, blind_policy
 from agents.provenance import agent_sha256
 from analysis.coin_results import (
     AGENT,
@@ -110,7 +110,7 @@ def measure_coin(options: CoinOptions) -> pd.DataFrame | None:
         if store.has("episodes", name):
             continue
         setting = SETTINGS[name]
-        player = policy if setting.player == AGENT else blind_policy(setting.player)
+        player = policy if setting.player == AGENT else blind_player(setting.player)
         episodes, sights = play(player, compute, config, levels, setting, options)
         if sights is not None:
             store.write("sights", name, value=sights)
@@ -121,17 +121,12 @@ def measure_coin(options: CoinOptions) -> pd.DataFrame | None:
     return write_results(store, options, config) if options.shard == WHOLE else None
 
 
-def blind_policy(player: str) -> Policy:
+def blind_player(player: str) -> Policy:
     """Return a policy that does not see: RANDOM or RIGHTWARD, see ``Setting``."""
-    policy = build_policy("nature", 64, recurrent=False, learned_initial_state=False)
-    logits = np.zeros(NUM_ACTIONS)
     if player == RIGHTWARD:
-        logits = np.where([way in ((1, 0), (1, 1)) for way in ACTION_DIRECTIONS], 0.0, -100.0)
-    with torch.no_grad():
-        policy.fc_policy.weight.zero_()
-        policy.fc_value.weight.zero_()
-        policy.fc_policy.bias[:] = torch.from_numpy(logits)
-    return policy.eval()
+        return blind_policy([0.0 if way in ((1, 0), (1, 1)) else -100.0
+                             for way in ACTION_DIRECTIONS])
+    return blind_policy([0.0] * NUM_ACTIONS)
 
 
 def edit_of(places: Sequence[str], max_steps: int) -> LevelEdit:

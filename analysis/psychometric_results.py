@@ -110,15 +110,17 @@ PSYCHOMETRICS = Schema(
              "report": Entry("report.md", Text()),
              "figure": Entry("psychometrics.png", File())})
 
+IN_VIEW = 6.0  # gap from which on the near edge of an object is in view
 NEAR = 2.0  # outcomes of comparisons are means over the steps with a gap of less than this
 OUTCOMES = {outcome.name: outcome for outcome in (
     Outcome("jump", f"P(jump) within {NEAR:g} squares", probability=True),
     Outcome("value", f"value within {NEAR:g} squares"),
-    Outcome("success", "success from 8 squares on", probability=True))}
+    Outcome("success", "success from 8 squares on", probability=True),
+    Outcome("died", "death from 8 squares on", probability=True))}
 MIN_RISE = 0.2  # a curve that rises less from far to near has no threshold
 MIN_GROUND = 5  # levels with a ground from which on there is a threshold for it
 RESAMPLINGS = 400
-BIN = 0.5  # width of the bins of figures and misfits, in squares
+BIN = 0.25  # width of the bins of figures and misfits, in squares
 _MIN_PROBABILITY, _SCALES = 1e-4, (0.02, 5.0)
 _SEEN = 0.95  # share of the resamplings with a threshold from which on there is one
 
@@ -184,7 +186,8 @@ def threshold_of(parameters: np.ndarray, gap: np.ndarray) -> tuple[float, float]
 
 
 def thresholds(walks: dict[str, pd.DataFrame], seed: int) -> pd.DataFrame:
-    """Fit the psychometric function of each condition, with a bootstrap over levels.
+    """Fit the psychometric function of each condition to the steps at which the near edge is in
+    view, with a bootstrap over levels.
 
     Returns:
         A row per condition with the columns ``condition``; ``threshold`` (squares) and ``slope``
@@ -192,7 +195,7 @@ def thresholds(walks: dict[str, pd.DataFrame], seed: int) -> pd.DataFrame:
         ``low_95``, ``high_95``, ``slope_low`` and ``slope_high``; ``defined``: share of the
         resamplings with a threshold, 0 if the fit to all levels has none; if it is less than 95 %,
         the former columns are NaN; ``far``, ``near`` and ``lapse``: ends of the curve; ``misfit``:
-        largest difference between a mean in a bin of 0.5 squares and the mean of the curve; and
+        largest difference between a mean in a bin of 0.25 squares and the mean of the curve; and
         ``num_levels``. Rows by theme of the ground have names such as "intact_saw, ground 0".
     """
     parts = dict(walks)
@@ -204,6 +207,7 @@ def thresholds(walks: dict[str, pd.DataFrame], seed: int) -> pd.DataFrame:
 
 
 def _threshold_row(name: str, table: pd.DataFrame, seed: int) -> dict:
+    table = table[table["gap"] < IN_VIEW]
     gap, jump = table["gap"].to_numpy(), table["jump"].to_numpy()
     found = fit_curve(gap, jump)
     bootstrap = ClusterBootstrap(table["number"].to_numpy(), seed, RESAMPLINGS)
@@ -231,8 +235,8 @@ def _bin(gap: np.ndarray) -> np.ndarray:
 
 
 def successes(plays: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return the share of levels solved after each number of steps walked, with 95 % Wilson
-    intervals; the share of deaths; the median gap at this step; and quartiles of the gap at
+    """Return the shares of levels solved, and in which the player dies, after each number of steps
+    walked, with 95 % Wilson intervals; the median gap at this step; and quartiles of the gap at
     take-off."""
     rows = []
     for name, table in plays.items():
@@ -240,11 +244,11 @@ def successes(plays: dict[str, pd.DataFrame]) -> pd.DataFrame:
             taken = part["takeoff"].dropna()
             quartiles = taken.quantile([0.25, 0.5, 0.75]) if len(taken) else [np.nan] * 3
             rows.append((name, step, part["gap"].median(),
-                         *share(int(part["success"].sum()), len(part)), part["died"].mean(),
-                         *quartiles, len(part)))
+                         *share(int(part["success"].sum()), len(part)),
+                         *share(int(part["died"].sum()), len(part)), *quartiles, len(part)))
     return pd.DataFrame(rows, columns=[
-        "condition", "step", "gap", "share", "low_95", "high_95", "died", "takeoff_25", "takeoff",
-        "takeoff_75", "num_levels"])
+        "condition", "step", "gap", "share", "low_95", "high_95", "died", "died_low", "died_high",
+        "takeoff_25", "takeoff", "takeoff_75", "num_levels"])
 
 
 def comparisons(names: set[str]) -> list[tuple[str, str]]:
@@ -273,7 +277,8 @@ def effects(walks: dict[str, pd.DataFrame], plays: dict[str, pd.DataFrame], seed
     """
     near = {name: table[(table["gap"] >= 0) & (table["gap"] < NEAR)].groupby("number")[
         ["jump", "value"]].mean() for name, table in walks.items()}
-    solved = {name: table[table["step"] == 0].set_index("number")[["success"]]
+    solved = {name: table[table["step"] == 0].set_index("number")[
+        ["success", "died"]]
               for name, table in plays.items()}
     tables = []
     for measured in (near, solved):
@@ -324,12 +329,13 @@ def report_of(table: pd.DataFrame, success: pd.DataFrame, differences: pd.DataFr
              format_interval(row["slope"], row["slope_low"], row["slope_high"], ".2g"),
              f"{row['far']:.2f}", f"{row['near']:.2f}", f"{row['misfit']:.2f}",
              str(row["num_levels"])) for _, row in table.iterrows()]),
-        "Levels solved, in % with 95 % Wilson intervals, after walking up to a gap; and the gap at "
-        "take-off (quartiles).", "",
+        "Levels solved, and with a death, in % with 95 % Wilson intervals, after walking up to a "
+        "gap; and the gap at take-off (quartiles). The rest runs out of time.", "",
         *markdown_table(("condition", "gap", "solved", "died", "take-off"), [
             (label_of(row.condition), f"{row.gap:.2f}",
              format_interval(100 * row.share, 100 * row.low_95, 100 * row.high_95, ".0f"),
-             f"{100 * row.died:.0f}", format_interval(row.takeoff, row.takeoff_25, row.takeoff_75,
+             format_interval(100 * row.died, 100 * row.died_low, 100 * row.died_high, ".0f"),
+             format_interval(row.takeoff, row.takeoff_25, row.takeoff_75,
                                                       ".2f")) for row in success.itertuples()]),
         f"Paired differences, with 95 % bootstrap intervals over levels. **Bold**: claimed, i.e. "
         f"the interval excludes 0 and p (sign-flip test, Holm over {len(differences)} rows) is at "
@@ -340,7 +346,8 @@ def report_of(table: pd.DataFrame, success: pd.DataFrame, differences: pd.DataFr
              format_p(row.p_holm)) for row in differences.itertuples()])])
 
 
-_COLOURS = (DARK_GREY, VERMILION, PURPLE, ORANGE, BLUE, GREEN, SKY_BLUE)
+_STYLES = ((DARK_GREY, "-"), (VERMILION, "-"), (PURPLE, "--"), (ORANGE, "-"), (BLUE, "--"),
+           (GREEN, "-"), (SKY_BLUE, "--"))
 
 
 def plot(walks: dict[str, pd.DataFrame], plays: dict[str, pd.DataFrame], table: pd.DataFrame,
@@ -360,35 +367,38 @@ def plot(walks: dict[str, pd.DataFrame], plays: dict[str, pd.DataFrame], table: 
         (axes[1, 1], "jump", "a saw: lesions, and standing still", [
             f"{arm}_{SAW}" for arm in (BLIND, INTACT, STANDS, RESET_ALWAYS, MOVED, EDITED)]))
     for place, column, heading, names in panels:
-        for colour, name in zip(_COLOURS, names):
+        for (colour, style), name in zip(_STYLES, names):
             if name in walks:
-                _draw_curve(place, walks[name], column, label_of(name), colour, seed)
-        place.set(xlim=(6.5, -1), xlabel="squares of free ground in front of the player",
+                _draw_curve(place, walks[name], column, label_of(name), colour, style, seed)
+        place.set(xlim=(6.5 if place in axes[:, 0] else 2.5,
+                        -1 if any("pit" in name for name in names) else -0.05),
+                  xlabel="squares of free ground in front of the player",
                   ylabel="value (return)" if column == "value" else "P(jump)")
         place.set_title(heading, fontsize=10)
-        place.legend(fontsize=7)
+        place.legend(fontsize=8, loc="lower left" if column == "value" else "upper left")
         if column == "jump":
             place.set_ylim(-0.03, 1.03)
     for colour, name in zip((VERMILION, PURPLE, BLUE), (SAW, ENEMY, "pit_4")):
         for arm, style, text in ((INTACT, "-", "agent plays on"), (SCRIPT, "--", "jump at once")):
             part = successes({name: plays[f"{arm}_{name}"]})
-            axes[1, 2].errorbar(part["gap"], part["share"], yerr=np.abs(
-                part[["low_95", "high_95"]].T - part["share"]), fmt="o" + style, color=colour,
-                markersize=3, linewidth=1.2, label=f"{label_of(f'{INTACT}_{name}')}: {text}")
-    axes[1, 2].set(xlim=(8.6, -0.4), ylim=(-0.03, 1.03), ylabel="share of levels solved",
-                   xlabel="gap in squares from which it goes on")
-    axes[1, 2].set_title("what would have been right?", fontsize=10)
-    axes[1, 2].legend(fontsize=7)
+            axes[1, 2].errorbar(
+                part["gap"], 1 - part["died"], yerr=np.maximum(
+                    0, [part["died_high"] - part["died"], part["died"] - part["died_low"]]),
+                fmt="o" + style, color=colour, markersize=3, linewidth=1.2,
+                label=f"{label_of(f'{INTACT}_{name}')}: {text}")
+    axes[1, 2].set(xlim=(8.6, -0.4), ylim=(-0.03, 1.03), ylabel="share of levels survived",
+                   xlabel="squares of free ground from which the player goes on")
+    axes[1, 2].set_title("what would have been right? survival from each distance", fontsize=10)
+    axes[1, 2].legend(fontsize=8, loc="lower right")
     rows = table.set_index("condition")
-    figure.suptitle(
-        f"{title} jumps with probability 0.5 at " + ", ".join(
-            f"{_threshold(rows.loc[f'{INTACT}_{name}'])} squares ({label_of(f'{INTACT}_{name}')})"
-            for name in _BASIC[1:]), fontsize=11)
+    figure.suptitle(f"{title}: squares of free ground at which P(jump) is 0.5\n" + "; ".join(
+        f"{label_of(name)} {_threshold(rows.loc[name])}"
+        for name in (f"{INTACT}_{scene}" for scene in _BASIC[1:])), fontsize=12)
     return figure
 
 
-def _draw_curve(axes: Axes, table: pd.DataFrame, column: str, label: str, colour: str, seed: int
-                ) -> None:
+def _draw_curve(axes: Axes, table: pd.DataFrame, column: str, label: str, colour: str,
+                style: str, seed: int) -> None:
     """Draw means in bins with 95 % intervals over levels, and the fitted function of P(jump)."""
     pivot = table.assign(bin=_bin(table["gap"].to_numpy())).pivot_table(
         index="bin", columns="number", values=column)
@@ -398,8 +408,11 @@ def _draw_curve(axes: Axes, table: pd.DataFrame, column: str, label: str, colour
         np.nan_to_num(values), np.isfinite(values))
     means = np.nanmean(values, axis=1)
     axes.errorbar(pivot.index, means, yerr=np.abs([low - means, high - means]), color=colour,
-                  label=label, fmt="o-" if column == "value" else "o", markersize=3, linewidth=1)
+                  markersize=3.5, markerfacecolor=colour if style == "-" else "white", linewidth=1,
+                  fmt="o" + (style if column == "value" else ""),
+                  label=label if column == "value" else None)
     if column == "jump":
-        gap = np.linspace(table["gap"].min(), 6.5, 200)
+        table = table[table["gap"] < IN_VIEW]
+        gap = np.linspace(table["gap"].min(), IN_VIEW, 200)
         axes.plot(gap, curve(gap, fit_curve(table["gap"].to_numpy(), table["jump"].to_numpy())),
-                  color=colour, linewidth=1)
+                  style, color=colour, linewidth=1.2 if style == "--" else 2, label=label)

@@ -26,11 +26,9 @@ from torch import Tensor
 from agents.agent_file import agent_title, load_agent
 from agents.config import GameOptions
 from agents.episodes import Episode, PlayOptions
-from agents.networks import Policy
+from agents.networks import Policy, blind_policy
 from agents.provenance import agent_sha256
 from agents.testbed import Condition, Testbed
-from analysis.coin_or_wall import blind_policy
-from analysis.coin_results import RIGHTWARD
 from analysis.memory.lesions import RESET, Lesion, LesionedMemory
 from analysis.psychometric_results import (
     BLIND,
@@ -59,7 +57,7 @@ from common.cli import count, environments, seed
 from common.devices import Compute
 from common.errors import UserError
 from common.files import versions
-from common.game_constants import ACTION_DIRECTIONS
+from common.game_constants import ACTION_DIRECTIONS, NUM_ACTIONS
 from common.options import ComputeOptions, ShardOptions, command, option
 from common.palette import DPI
 from common.results import ResultStore
@@ -247,7 +245,8 @@ class Arms:
 
     @functools.cached_property
     def _blind(self) -> Policy:
-        return blind_policy(RIGHTWARD)
+        return blind_policy([0.0 if action in (RIGHT, UPRIGHT) else -100.0
+                             for action in range(NUM_ACTIONS)])
 
     def _lesion(self, control: int | None = None) -> LesionedMemory:
         """Return a reset of the hidden state at every step, or a random change of equal size."""

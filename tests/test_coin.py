@@ -23,7 +23,7 @@ from agents.rollout_files import RolloutFolder
 from analysis import coin_or_wall
 from analysis.coin_or_wall import (
     NEVER,
-    blind_policy,
+    blind_player,
     edit_of,
     first_touch,
     marked_squares,
@@ -101,7 +101,7 @@ def test_a_blind_player_takes_the_coin_only_if_it_lies_on_its_way():
     marks = marked_squares(HARD, levels, (ANYWHERE,))
     with_coin, without = ({
         episode.number: episode for episode in play_episodes(
-            blind_policy(RIGHTWARD), FLOAT32, HARD, levels, 0, 16, PlayOptions(
+            blind_player(RIGHTWARD), FLOAT32, HARD, levels, 0, 16, PlayOptions(
                 edit=edit_of([place], 80), keep_frames=False, keep_positions=True))}
         for place in (ANYWHERE, NONE))
     taken = [number for number in marks if with_coin[number].level_complete]
@@ -123,7 +123,7 @@ def test_variants_of_the_end_differ_in_coin_and_wall(stock):
 def test_the_study_finds_nothing_in_a_blind_agent(tmp_path):
     """Two shards play the conditions, and are then joined."""
     agent = tmp_path / "blind.pth"
-    save_agent(agent, blind_policy(RIGHTWARD), origin=AgentOrigin(
+    save_agent(agent, blind_player(RIGHTWARD), origin=AgentOrigin(
         env_name="coinrun", distribution_mode="hard"))
     flags = ["--agent_file", str(agent), "--num_episodes", "12", "--max_steps", "40", "--num_envs",
              "12", "--device", "cpu", "--output_dir", str(tmp_path / "study")]

@@ -10,10 +10,8 @@ import torch
 from conftest import FLOAT32
 
 from agents.agent_file import AgentOrigin, load_agent, save_agent
-from agents.networks import Embedder, Policy
+from agents.networks import Embedder, Policy, blind_policy
 from analysis import psychometrics
-from analysis.coin_or_wall import blind_policy
-from analysis.coin_results import RIGHTWARD
 from analysis.psychometric_results import (
     BLIND,
     INTACT,
@@ -50,6 +48,7 @@ from envs.procgen_env import EnvConfig, LevelSlots, first_states
 
 HARD = EnvConfig("coinrun", "hard")
 LEVELS = tuple(range(12))
+LOGITS = [0 if action in (RIGHT, UPRIGHT) else -100 for action in range(15)]
 PIXELS = 64 / 13  # along a side of a square
 
 
@@ -155,6 +154,7 @@ def test_a_fit_recovers_a_known_function_and_a_constant_has_no_threshold():
     assert threshold_of(found, gap)[0] == pytest.approx(threshold, abs=0.08)
     for constant in (0.2, 0.5):
         assert np.isnan(threshold_of(fit_curve(gap, np.full(2000, constant)), gap)[0])
+    assert np.isnan(threshold_of(np.array([1.3, -2, 0.45, 0.55]), gap)[0])  # hardly rises
     falling = fit_curve(gap, 1 - jump)  # jumps only when the object is far away
     assert np.isnan(threshold_of(falling, gap)[0])
 
@@ -224,7 +224,7 @@ def test_the_script_passes_where_a_jump_is_right_and_a_disguise_deceives():
 def test_the_study_of_a_blind_agent_in_shards_finds_no_threshold(tmp_path, monkeypatch):
     """Joined shards equal a run with another number of slots; conditions are left out for speed."""
     agent, folder = tmp_path / "blind.pth", tmp_path / "study"
-    save_agent(agent, blind_policy(RIGHTWARD), origin=AgentOrigin(
+    save_agent(agent, blind_policy(LOGITS), origin=AgentOrigin(
         env_name="coinrun", distribution_mode="hard", use_backgrounds=False))
     names = [f"intact_{scene}" for scene in ("nothing", "saw", "enemy", "crate", "pit_4")]
     walks = {name: WALKS[name] for name in (*names, "stands_nothing", "stands_saw")}
@@ -254,7 +254,7 @@ def test_the_study_of_a_blind_agent_in_shards_finds_no_threshold(tmp_path, monke
 
 def test_other_games_are_refused_in_a_sentence(tmp_path, capsys):
     agent = tmp_path / "blind.pth"
-    save_agent(agent, blind_policy(RIGHTWARD), origin=AgentOrigin(env_name="maze"))
+    save_agent(agent, blind_policy(LOGITS), origin=AgentOrigin(env_name="maze"))
     assert psychometrics.main(["--agent_file", str(agent), "--env_name", "maze", "--output_dir",
                                str(tmp_path / "out")]) == 2
     assert "not of maze" in capsys.readouterr().err and not (tmp_path / "out").exists()
