@@ -381,7 +381,7 @@ def build_policy(architecture: str, hidden_state_size: int, recurrent: bool,
                   learned_initial_state=learned_initial_state)
 
 
-def blind_policy(logits: np.ndarray) -> Policy:
+def blind_policy(logits: Sequence[float] | np.ndarray) -> Policy:
     """Return an agent that does not see: it draws every action from the same distribution.
 
     Args:
@@ -391,7 +391,7 @@ def blind_policy(logits: np.ndarray) -> Policy:
     with torch.no_grad():
         policy.fc_policy.weight.zero_()
         policy.fc_value.weight.zero_()
-        policy.fc_policy.bias[:] = torch.from_numpy(logits)
+        policy.fc_policy.bias[:] = torch.as_tensor(logits)
     return policy.eval()
 
 
