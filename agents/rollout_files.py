@@ -234,12 +234,16 @@ class RolloutFolder(ResultStore):
         """Read the index of frames: columns global_step and episode, int64, in order.
 
         Raises:
-            UserError: if the file is missing or damaged.
+            UserError: if the file is missing or damaged, or lists no frames.
         """
         if not self.index_file.is_file():
             raise UserError(f"{self.path} holds no recorded rollouts: there is no "
                             f"{self.index_file.name}; record.py writes them")
-        return read_table(self.index_file, {"global_step": int, "episode": int}).astype(np.int64)
+        index = read_table(self.index_file, {"global_step": int, "episode": int}).astype(np.int64)
+        if not len(index):
+            raise UserError(f"{self.index_file} lists no frames; if record.py is running, wait "
+                            "until it has ended")
+        return index
 
     def steps(self, number: int) -> pd.DataFrame:
         """Read the rows of an episode's CSV.

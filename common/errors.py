@@ -49,9 +49,10 @@ class Stopped(Exception):
 def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
     """Decorate a script's ``main(argv=None)``: user errors become one line and exit status 2.
 
-    Too little memory and every ``OSError``, such as a full disk, count as user errors. Ctrl-C
-    prints "stopped" and gives exit status 130. Other exceptions keep their traceback. Characters
-    that the locale cannot print, for example in paths, are escaped.
+    Too little memory and every ``OSError``, such as a full disk, count as user errors, also if the
+    standard output cannot be written. Ctrl-C prints "stopped" and gives exit status 130. Other
+    exceptions keep their traceback. Characters that the locale cannot print, for example in paths,
+    are escaped.
     """
 
     @functools.wraps(main)
@@ -61,15 +62,18 @@ def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
         if isinstance(sys.stdout, io.TextIOWrapper):  # stderr has this error handler by default
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
-            return main(argv) or 0
+            status = main(argv) or 0
+            sys.stdout.flush()  # Python's own flush at exit would print "Exception ignored"
+            return status
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)
             return 130
         except UserError as error:
             message = str(error)
         except OSError as error:
-            where = f" ({error.filename})" if error.filename else ""
-            message = f"cannot read or write{where}: {error.strerror or error}"
+            where = error.filename or ("" if _has_written_output() else "standard output")
+            message = (f"cannot read or write{f' ({where})' if where else ''}: "
+                       f"{error.strerror or error}")
         except (MemoryError, RuntimeError) as error:
             reason = " ".join(str(error).split()).rpartition("] . ")[2]
             if reason.startswith("Symlink loop from"):  # Path.resolve up to Python 3.12
@@ -79,6 +83,8 @@ def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
                            + (f": {reason}" if reason else ""))
             else:
                 raise
+        finally:
+            _has_written_output()
         print(f"error: {shortened(message)}", file=sys.stderr)
         return 2
 
@@ -96,6 +102,17 @@ def _is_about_memory(error: Exception) -> bool:
     """Return whether an error is an out-of-memory error of Python, numpy or torch."""
     return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
             or "DefaultCPUAllocator" in str(error))
+
+
+def _has_written_output() -> bool:
+    """Flush the standard output; return whether this succeeded. Otherwise what it holds is
+    discarded, so that Python does not try again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
 
 
 def _open_closed_streams() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from common.errors import UserError
+from common.files import named_errors
 
 LOCK_NAME = ".lock"
 _IN_USE = (errno.EACCES, errno.EAGAIN)
@@ -100,9 +101,10 @@ class _LockFile:
             _lock(self._file, folder)
             if self.is_there():  # otherwise its previous owner has deleted it meanwhile
                 break
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        self._file.flush()
+        with named_errors(self._path):
+            self._file.truncate(0)
+            self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            self._file.flush()
         # Unlike weakref.finalize, Finalize also runs when a process of multiprocessing ends.
         Finalize(self, _release, (self._path, self._file), exitpriority=0)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -133,11 +134,22 @@ class _Arrays(Format):
             raise UserError(f"it has an unknown array '{min(unknown)}'")
 
 
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], compressed: bool = False) -> None:
+    """Write named arrays to a ``.npz`` file, not atomically.
+
+    The content is serialised in memory first, because on a full disk ``np.savez`` leaves an open
+    ``ZipFile``, which prints a traceback when it is deleted.
+    """
+    buffer = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(buffer, **arrays)
+    path.write_bytes(buffer.getbuffer())
+
+
 class Npz(_Arrays):
     """A ``.npz`` file of named arrays; values are mappings."""
 
     def write(self, path: Path, value: Mapping[str, np.ndarray | None]) -> None:
-        np.savez(path, **self.converted(value))
+        save_arrays(path, self.converted(value))
 
     def read(self, path: Path, script: str) -> dict[str, np.ndarray]:
         arrays = read_arrays(path, "file", script)

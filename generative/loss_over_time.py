@@ -56,7 +56,7 @@ from common.errors import UserError
 from common.game_constants import ACTION_NAMES
 from common.progress import with_progress
 from common.results import ResultStore
-from common.schemas import Array, Entry, File, Json, Npy, Schema, Table
+from common.schemas import Array, Entry, File, Json, Npy, Schema, Table, save_arrays
 from generative.batches import AlignedBatch, align, in_batches
 from generative.dataset import FRAME_SHAPE, RolloutDataset
 from generative.fidelity import (
@@ -173,8 +173,8 @@ class LossOverTime:
                             value=loss)
         if self.fidelity:
             with store.file("card") as path:
-                np.savez(path, **{f"{kind}/{predictor}": measure
-                                  for (predictor, kind), measure in self.fidelity.items()})
+                save_arrays(path, {f"{kind}/{predictor}": measure
+                                   for (predictor, kind), measure in self.fidelity.items()})
 
 
 def choose_windows(held_out: np.ndarray, most: int, seed: int) -> np.ndarray:

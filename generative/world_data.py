@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.files import MAX_REASON, atomic_path, read_arrays
 from common.game_constants import CAMERA_FOLLOWS, SQUARES_IN_VIEW, square_size
 from common.progress import with_progress
-from common.schemas import Array, Npz
+from common.schemas import Array, Npz, save_arrays
 from envs.level_state import LevelState
 from envs.objects import object_groups
 from envs.squares import is_empty, is_solid, square_keys, squares_around
@@ -224,10 +224,10 @@ def attach_worlds(path: Path, dataset: RolloutDataset, num_squares: int,
     else:
         images, worlds = fit_worlds(dataset.folder, dataset.episodes.tolist(), num_squares, given)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(
-                file, pixels_per_square=images.pixels_per_square,
-                object_looks=np.array(images.looks, np.int64),
+        with atomic_path(path) as temporary:
+            save_arrays(temporary, {
+                "pixels_per_square": np.array(images.pixels_per_square),
+                "object_looks": np.array(images.looks, np.int64),
                 **{_IMAGES + name: tensor.cpu().numpy() for name, tensor in
-                   images.state_dict().items()}, **vars(worlds))
+                   images.state_dict().items()}, **vars(worlds)}, compressed=True)
     return images, dataset.attach_worlds(worlds, death_copies, coin_copies)

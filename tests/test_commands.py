@@ -1,6 +1,7 @@
 """The command line: published flags and error messages of one sentence."""
 
 import importlib
+import os
 import re
 import shlex
 import signal
@@ -169,6 +170,31 @@ def test_what_is_printed_to_a_closed_stream_goes_nowhere(tmp_path):
                            tmp_path / "log.csv"], cwd=ROOT, text=True, stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout) == (0, "")
     assert (tmp_path / "log.csv").read_text() == "figures"
+
+
+@pytest.mark.parametrize(("redirection", "reason"), [
+    ("> /dev/full", "No space left on device"), ("| true", "Broken pipe")])
+@pytest.mark.parametrize("lines", [1, 10_000], ids=["at the end", "while it runs"])
+def test_output_that_cannot_be_written_is_one_sentence(redirection, reason, lines):
+    """Python flushes the standard output at exit, and would print "Exception ignored"."""
+    code = f"""
+import sys, time
+from common.errors import script_main
+
+@script_main
+def main(argv=None):
+    time.sleep(0.5)  # until the other end of the pipe is closed
+    print("a line\\n" * {lines}, end="")
+
+sys.exit(main())
+"""
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {redirection}; exit ${{PIPESTATUS[0]}}', "bash", sys.executable, "-c",
+         code], cwd=ROOT, text=True, stderr=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"})
+    assert done.returncode == 2
+    assert re.fullmatch(rf"error: cannot read or write( \(standard output\))?: {reason}\n",
+                        done.stderr)
 
 
 @pytest.mark.parametrize(("changes", "words"), [

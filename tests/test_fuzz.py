@@ -4,11 +4,14 @@ All damage is drawn with fixed seeds. Readers raise nothing but ``UserError`` an
 """
 
 import contextlib
+import gc
 import io
 import json
 import os
 import re
+import resource
 import signal
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -38,6 +41,7 @@ from common.errors import UserError
 from common.files import load_tensors, named_errors, read_array, read_arrays, read_json, save_json
 from common.parameters import id_list
 from common.results import ResultStore, Table, Text
+from common.schemas import Array, Npz, save_arrays
 from common.tables import read_table, write_table
 from common.video import write_poster
 from envs.procgen_env import EnvConfig
@@ -326,6 +330,27 @@ def test_a_full_disk_is_named_as_such(tmp_path):
     with pytest.raises(OSError, match=r"No space left on device; [\d.]+ MB are free"), \
             named_errors(tmp_path / "a.npy"):
         raise OSError("663552 requested and 167808 written")  # numpy's error
+
+
+LARGE = np.random.default_rng(0).random((1, 100, 100)).astype(np.float32)
+
+
+@pytest.mark.parametrize("write", [
+    lambda path: Npz({"a": Array(np.float32, "A B C")}).write(path, {"a": LARGE}),
+    lambda path: save_arrays(path, {"a": LARGE}, compressed=True)], ids=["npz", "compressed"])
+def test_archives_that_do_not_fit_on_the_disk_leave_no_traceback(write, tmp_path, monkeypatch):
+    """A file object that is left open fails again when it is deleted, which Python prints."""
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: unraisable.append(error.exc_value))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            write(tmp_path / "a.npz")
+        gc.collect()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not unraisable
 
 
 @pytest.mark.parametrize("known", [["x", "y"], [1, "believe me"], [1.0, "0" * 64], 4, [1]])

@@ -1,5 +1,7 @@
 """record.py: recordings match the game, and shards write the same files as one process."""
 
+import dataclasses
+import importlib
 import json
 import os
 import shutil
@@ -8,12 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, bytes_of_files, killed_at, read_video, record_arguments
+from conftest import FLOAT32, bytes_of_files, killed_at, read_video, record_arguments, refusal
 
 import record
 from agents import rollout_files
 from agents.acting import load_action_noise, run_policy
 from agents.agent_file import load_agent
+from agents.provenance import agent_sha256
 from agents.rollout_files import (
     STEP_COLUMNS,
     EpisodeArrays,
@@ -76,6 +79,21 @@ def test_steps_are_counted_through_the_whole_data_set(folder):
         rows = folder.steps(number)
         assert rows["episode_step"].tolist() == list(range(len(rows)))
         assert rows["level_seed"].nunique() == 1
+
+
+@pytest.mark.parametrize(("script", "flags"), [
+    ("attribution.features", ["--output_dir"]), ("analysis.level_labels", ["--output_dir"]),
+    ("hidden_analysis_precompute", ["--no_generated_samples", "--save_dir"]),
+    ("train_gen_model", ["--log_dir_base"])])
+def test_a_recording_without_episodes_is_refused(script, flags, agent_path, tmp_path, capsys):
+    """A recording that has just begun lists no frames."""
+    writer = RolloutWriter(tmp_path / "data", {"agent_sha256": agent_sha256(agent_path),
+                                               "env": vars(EnvConfig("coinrun", "hard"))})
+    main = importlib.import_module(script).main
+    argv = ["--data_dir", writer.folder.path, *flags, tmp_path / "output"]
+    if "agent_file" in {field.name for field in dataclasses.fields(main.options)}:
+        argv += ["--agent_file", agent_path]
+    assert "lists no frames; if record.py is running, wait" in refusal(main, argv, capsys)
 
 
 def test_last_row_alone_is_the_terminal_step(folder):

@@ -44,6 +44,18 @@ def test_model_cards_have_the_numbers_of_their_evaluations():
     assert len(files) == 8
 
 
+def test_the_document_has_the_comparison_of_searches_for_edits():
+    table = pd.read_csv(tables.PRETRAINED / "coinrun_hard" / "results" / "saw_edits.csv")
+    gains = 100 * table.set_index("search")["gain"]
+    random = gains[gains.index.str.startswith("random features")]
+    better = int((random >= gains["features"]).sum())
+    text = " ".join((tables.ROOT / "docs" / "attribution.md").read_text().split())
+    for quoted in (f"{gains['features']:.1f} points", f"{gains['shipped edit']:.1f} points",
+                   f"−{-random.min():.1f} to {random.max():.1f} (median {random.median():.1f})",
+                   f"{better} of them", f"p = {1 + better}/{1 + len(random)}"):
+        assert quoted in text
+
+
 @pytest.mark.parametrize("name", sorted(tables.CLAIMS))
 def test_documents_show_the_verdicts_on_claims(name):
     """The verdicts are computed from intervals and p-values, and not only stored."""
@@ -54,7 +66,7 @@ def test_documents_show_the_verdicts_on_claims(name):
             & (tested["p_table"] <= 0.05) & (tested["p_control"] <= 0.05)).all()
     lines = claims.verdicts(table)
     assert len(lines) == len(claims.claims) + 3  # header, rule, empty line
-    assert sum("✗" in line for line in lines) == (3 if name == "maze" else 0)
+    assert sum("✗" in line for line in lines) == {"maze": 3, "attribution": 1}[name]
     table.loc[table["primary"] | table["holds"].notna(), ["claimed", "holds"]] = [False, np.nan]
     assert not any("✓" in line for line in claims.verdicts(table))
 
