@@ -179,7 +179,32 @@ def test_actions_of_a_group_have_the_same_future_and_others_do_not(walks, view):
             futures = [[future(state, action) for action in group] for group in groups]
             assert all(other == group[0] for group in futures for other in group)
             sizes.add(len(groups))
-    assert max(sizes) > 3
+    assert 3 < max(sizes) <= 9
+
+
+def test_actions_are_judged_on_fresh_draws_that_all_actions_of_a_state_share(walks, monkeypatch):
+    plays, play = [], decisions.play_episodes
+
+    def watched(policy, compute, game, runs, *others):
+        plays.append(runs)
+        return play(policy, compute, game, runs, *others)
+
+    monkeypatch.setattr(decisions, "play_episodes", watched)
+    monkeypatch.setattr(decisions, "WINDOW", 9)
+    study = DecisionStudy(always(RIGHT, JUMP_RIGHT, NULL), FLOAT32, HARD, OPTIONS)
+    table = study.measure(next(iter(walks.values()))[1])
+    streams = {}
+    for run in itertools.chain(*plays):
+        if run.stream is not None:
+            streams.setdefault((run.start.step, run.actions[0]), []).append(run.stream)
+    for step, state in table.groupby("step"):
+        taken = streams[step, state.loc[state["taken"] == 1, "action"].iloc[0]]
+        number = OPTIONS.num_tried + OPTIONS.num_fresh
+        assert len(set(taken[:number])) == number  # further runs are those without the hazard
+        for action in state["action"]:
+            assert set(streams.get((step, action), [])) <= set(taken)
+    assert len({stream for found in streams.values() for stream in found}) == number * len(
+        table.groupby("step"))
 
 
 def table_of(rates, probability=0.3, others=0.6, hazard_in_view=1):
