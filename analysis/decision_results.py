@@ -145,9 +145,11 @@ def decide(table: pd.DataFrame, case: Case) -> dict[str, object]:
         of the window; ``action``, the fatal one; ``best_action``; ``best_rate`` and ``taken_rate``
         with their Wilson intervals; ``v`` and ``v_error``; ``p``: exact McNemar test of both
         actions on the same random draws; ``probability`` of the fatal action and its equivalents;
-        ``value`` of the agent; ``hazard_in_view``; and ``removed_rate``: rate after the fatal
-        action if the hazard is removed. ``reversals``: number of earlier states that were not
-        savable, and ``sure_reversals``: of those whose interval lies below SAVABLE.
+        ``likeliest``: whether the fatal action is the policy's most likely one; ``value`` of the
+        agent; ``hazard_in_view``; and ``removed_rate``: rate after the fatal action if all hazards
+        of the kind that is the cause are removed. ``likeliest_share``: share of measured states in
+        which the action taken is the most likely one. ``reversals``: number of earlier states that
+        were not savable, and ``sure_reversals``: of those whose interval lies below SAVABLE.
     """
     rates = state_rates(table)
     step = point_of_no_return(table)
@@ -158,7 +160,9 @@ def decide(table: pd.DataFrame, case: Case) -> dict[str, object]:
     row |= {"reversals": int((earlier["fresh"].map(rate) < SAVABLE).sum()),
             "sure_reversals": int((highs < SAVABLE).sum()), "num_states": len(rates),
             "num_lost": int((rates["best"] < SAVABLE).sum()),
-            "mean_regret": rates["regret"].mean(), "class": UNAVOIDABLE}
+            "mean_regret": rates["regret"].mean(),
+            "likeliest_share": _is_likeliest(table)[table["taken"] == 1].mean(),
+            "class": UNAVOIDABLE}
     if step < 0:
         return row
     state = table[table["step"] == step]
@@ -173,6 +177,7 @@ def decide(table: pd.DataFrame, case: Case) -> dict[str, object]:
             "v": rates.loc[step, "v"], "v_error": rates.loc[step, "v_error"],
             "p": mcnemar_p(differences(best, taken)[:, None])[0],
             "probability": taken["probability"], "value": taken["value"],
+            "likeliest": int(_is_likeliest(state)[taken.name]),
             "hazard_in_view": taken["hazard_in_view"], "removed_rate": rate(taken["removed"])}
     if case.cause == SOLVED and step == case.last:
         row["class"] = NO_DECISION
@@ -181,8 +186,19 @@ def decide(table: pd.DataFrame, case: Case) -> dict[str, object]:
     elif taken["probability"] < UNLIKELY:
         row["class"] = UNLUCKY
     else:
-        row["class"] = WRONG if taken["probability"] == state["probability"].max() else DIVIDED
+        row["class"] = WRONG if row["likeliest"] else DIVIDED
     return row
+
+
+def _is_likeliest(table: pd.DataFrame) -> pd.Series:
+    """Return whether each action is the policy's most likely one in its state."""
+    return table["probability"] == table.groupby("step")["probability"].transform("max")
+
+
+def halved(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of states with the first half of the fresh continuations only."""
+    return table.assign(fresh=table["fresh"].map(
+        lambda fresh: fresh if fresh == NOT_MEASURED else fresh[:(len(fresh) + 1) // 2]))
 
 
 def shares(table: pd.DataFrame) -> pd.DataFrame:
@@ -272,7 +288,11 @@ def summary(table: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
         "regret there": table["regret"],
         f"share with p <= {LEVEL} (McNemar) there": clear.where(found).astype(float),
         "rate if the agent draws the action there, V(s)": table["v"],
+        "the action taken is the most likely one there": table["likeliest"],
+        "the same, all measured states": table["likeliest_share"],
         "rate after the action taken, hazard removed there": table["removed_rate"],
+        "class is the same with half of the fresh continuations":
+            (table["class"] == table["class_of_half"]).astype(float),
         "share with an earlier state that is surely not savable":
             (table["sure_reversals"] > 0).where(found).astype(float)}
     for group, episodes in table.groupby("group", sort=False):
@@ -311,12 +331,13 @@ def report_of(table: pd.DataFrame, classes: pd.DataFrame, means: pd.DataFrame, d
     return "\n".join(lines)
 
 
+MIN_DRAWN = 5  # levels from which the figure shows a kind of hazard
 COLOURS = dict(zip(CLASSES, (DARK_GREY, PURPLE, SKY_BLUE, VERMILION, ORANGE, "lightgrey")))
 
 
 def plot(table: pd.DataFrame, classes: pd.DataFrame, over_time: pd.DataFrame, title: str) -> Figure:
     """Draw the classes by hazard, the rates before the end, and the decisions that were fatal."""
-    figure = Figure(figsize=(14, 4.8), layout="constrained")
+    figure = Figure(figsize=(14, 5.1), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1, 0.9))
     _draw_classes(left, classes)
     for group, quantity, colour, style, label in (
@@ -330,27 +351,29 @@ def plot(table: pd.DataFrame, classes: pd.DataFrame, over_time: pd.DataFrame, ti
             middle.fill_between(-rows["before_end"], rows["low_95"], rows["high_95"],
                                 color=colour, alpha=0.15, linewidth=0)
     middle.axhline(SAVABLE, color=DARK_GREY, linewidth=0.6)
-    middle.set(ylim=(-0.02, 1.02), xlabel="step, counted from the last one of the window",
+    middle.set(ylim=(-0.02, 1.02), xlabel="step, counted from the last one",
                ylabel="share of continuations saved")
     middle.set_title("rate of saved continuations", fontsize=10)
     middle.legend(fontsize=8, loc="lower left")
     _draw_decisions(right, table[table["group"] == FAILURES])
-    figure.suptitle(f"{title}: {headline_of_figure(table)}", fontsize=12)
+    figure.suptitle(f"{title}: {_title(table)}", fontsize=12)
     return figure
 
 
-def headline_of_figure(table: pd.DataFrame) -> str:
-    """Return the answer of the figure, for its title."""
+def _title(table: pd.DataFrame) -> str:
     failures = table[table["group"] == FAILURES]
-    return (f"{len(failures)} failures; the last savable state lies "
-            f"{format_number(failures['before_end'].median(), '.0f')} steps before the end "
-            "(median)")
+    before, best, taken = (failures[name] for name in ("before_end", "best_rate", "taken_rate"))
+    return (f"in {len(failures)} failures, the last savable state lies "
+            f"{format_number(before.median(), '.0f')} steps before the end (median);\nthere, the "
+            f"best action saves {format_number(100 * best.mean(), '.0f')} % of the continuations, "
+            f"and the action taken {format_number(100 * taken.mean(), '.0f')} %")
 
 
 def _draw_classes(axes: Axes, classes: pd.DataFrame) -> None:
     """Draw the shares of the classes, with intervals, one group of bars per hazard."""
-    rows = [(group, hazard) for group, hazard in classes[["group", "hazard"]].drop_duplicates(
-        ).values if group == FAILURES or hazard == ALL]
+    rows = [(group, hazard) for (group, hazard), part in classes.groupby(
+        ["group", "hazard"], sort=False) if hazard == ALL or (
+            group == FAILURES and part["num_levels"].iloc[0] >= MIN_DRAWN)]
     used = [name for name in CLASSES if classes.loc[classes["class"] == name, "count"].any()]
     cells = classes.set_index(["group", "hazard", "class"])
     height = 0.8 / len(used)
@@ -360,8 +383,9 @@ def _draw_classes(axes: Axes, classes: pd.DataFrame) -> None:
             cell = cells.loc[(group, hazard, name)]
             y = place - 0.4 + (number + 0.5) * height
             axes.barh(y, cell["share"], height, color=COLOURS[name],
-                      label=name if place == 0 else None)
-            axes.plot([cell["low_95"], cell["high_95"]], [y, y], color="black", linewidth=0.8)
+                      label=name.replace(NO_DECISION, "no decision") if place == 0 else None)
+            axes.plot([cell["low_95"], cell["high_95"]], [y, y], linewidth=0.8,
+                      color="black" if cell["count"] else "silver")
         what = GROUP_LABELS[group].replace(" (control)", "") + (
             "" if group != FAILURES or hazard == ALL else f": {hazard}")
         labels.append(f"{what}\n({int(cell['num_levels'])} levels)")
@@ -380,7 +404,7 @@ def _draw_decisions(axes: Axes, failures: pd.DataFrame) -> None:
             axes.plot(-part["before_end"] + rng.uniform(-0.25, 0.25, len(part)), part["regret"],
                       "o", color=COLOURS[name], markersize=5, alpha=0.8, label=name)
     axes.axhline(0, color=DARK_GREY, linewidth=0.6)
-    axes.set(xlabel="step of the point of no return, counted from the last one",
-             ylabel="rate of the best action - rate of the action taken")
-    axes.set_title("regret of the fatal action, a point per failure", fontsize=10)
+    axes.set(xlabel="step of the point of no return",
+             ylabel="rate of best action - rate of action taken")
+    axes.set_title("regret of the fatal action, by failure", fontsize=10)
     axes.legend(fontsize=8)

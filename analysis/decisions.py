@@ -47,6 +47,7 @@ from analysis.decision_results import (
     Case,
     curves,
     decide,
+    halved,
     headline,
     plot,
     report_of,
@@ -187,8 +188,10 @@ def write_results(store: ResultStore, options: DecisionOptions, config: EnvConfi
     """Write the tables, the report and the figure; return the table of decisions."""
     states = {(group, case.number): store.read("states", f"{group}_{case.number}")
               for group, found in cases.items() for case in found}
-    table = pd.DataFrame([{"group": group, **decide(states[group, case.number], case)}
-                          for group, found in cases.items() for case in found])
+    table = pd.DataFrame([
+        {"group": group, **decide(states[group, case.number], case),
+         "class_of_half": decide(halved(states[group, case.number]), case)["class"]}
+        for group, found in cases.items() for case in found])
     over_time, classes = curves(states, cases, options.seed), shares(table)
     means = summary(table, options.seed)
     store.write("decisions", value=table)

@@ -29,15 +29,11 @@ from agents.config import GameOptions, level_seed
 from agents.episodes import (
     SOLVED,
     UNFINISHED,
-    Episode,
     EpisodeState,
     PlayOptions,
-    Run,
-    play_episodes,
     small_picture,
 )
 from agents.failures import TIMEOUT
-from agents.frames import as_images
 from agents.networks import Policy
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
@@ -70,13 +66,14 @@ from common.cli import from_zero
 from common.errors import UserError
 from common.options import ComputeOptions, option, redefine
 from common.results import ResultStore
-from common.video import FULL_REWARD
 from envs.coin import GAME
 from envs.level_state import LevelState
 from envs.objects import SingleObject, objects_of, removed, single_objects, undrawn
 from envs.procgen_env import EnvConfig, LevelSlots, StateView
-from generative.imagining import load_simulator, open_start
-from generative.simulated_game import SimulatedGame
+from generative.config import SimulatorConfig
+from generative.runs import open_simulator
+from generative.simulated_game import RecordedStart, survival_of_actions
+from generative.start_worlds import check_prior
 
 TRIES = 32  # plays of a level, and number of levels played at a time, in search of a failure
 LEAD, TAIL = 8, 48  # steps of a film before and after the point of no return
@@ -222,7 +219,7 @@ def explanation_of(study: DecisionStudy, case: Case, policy: Policy, config: Env
             without.state))
     imagined, note = None, "no simulator was given (--model_file)"
     if options.model_file is not None:
-        imagined, note = _imagined(options, policy, frames, moment, case, states)
+        imagined, note = _imagined(options, frames, moment, case, states)
     return Explanation(case, states, step, decide(states, case), objects, free, frames[-1], films,
                        imagined, note)
 
@@ -323,46 +320,25 @@ def _film(config: EnvConfig, case: Case, step: int, name: str, title: str,
     return Film(name, title, end, [*frames, *[frames[-1]] * missing])
 
 
-def _imagined(options: ExplainOptions, policy: Policy, frames: Sequence[np.ndarray],
-              moment: Moment, case: Case, states: pd.DataFrame
-              ) -> tuple[pd.DataFrame | None, str]:
-    """Try every action in imagined worlds that continue the frame, with the same random draws.
+def _imagined(options: ExplainOptions, frames: Sequence[np.ndarray], moment: Moment, case: Case,
+              states: pd.DataFrame) -> tuple[pd.DataFrame | None, str]:
+    """Try every action in imagined worlds that continue the frame.
 
     Returns:
-        A row per distinct action: ``action``, and ``lives``: mean probability that the agent does
-        not die within IMAGINED_STEPS steps, i.e. that the episode does not end without the reward
-        of a solved level. Or None, and the reason.
+        A row per distinct action: ``action``, and ``lives``, see ``survival_of_actions``. Or None,
+        and the reason.
     """
     assert options.model_file is not None
-    step, compute = moment.start.step, options.compute
-    simulator = load_simulator(options.model_file, options.agent_file, compute.device)
+    step = moment.start.step
+    simulator = open_simulator(options.model_file, options.agent_file, SimulatorConfig(),
+                               options.compute)
+    if simulator.squares is not None:
+        check_prior(simulator)
     number = simulator.config.num_init_steps
-    if step < number - 1:
+    if step < number:
         return None, f"the simulator starts from {number} frames, but the step is {step}"
-    images = as_images(np.stack(frames[-number:])).to(compute.device)
-    worlds = open_start(simulator, images[None].repeat(NUM_WORLDS, 1, 1, 1, 1), options.seed)
-    entering = torch.from_numpy(moment.start.hidden).to(compute.device)
-    previous = simulator.one_hot_actions(torch.tensor([case.actions[step - 1]],
-                                                      device=compute.device))
-
-    def begin(numbers: Sequence[int]):
-        rows = torch.tensor([number % NUM_WORLDS for number in numbers], device=compute.device)
-        start = dataclasses.replace(
-            worlds, **{name: getattr(worlds, name)[rows] for name in (
-                "bottleneck_vec", "env_h", "z", "action_logits")},
-            agent_hidden=entering.repeat(len(rows), 1), action=previous.repeat(len(rows), 1),
-            world=None if worlds.world is None else worlds.world[rows])
-        return start
-
     actions = states.loc[states["step"] == step, "action"].tolist()
-    runs = [Run(place * NUM_WORLDS + world, place * NUM_WORLDS + world, [int(action)], world)
-            for place, action in enumerate(actions) for world in range(NUM_WORLDS)]
-    game = SimulatedGame(simulator, compute, begin)
-    episodes: list[Episode] = sorted(play_episodes(
-        policy, compute, game, runs, options.seed, len(runs), PlayOptions(
-            keep_frames=False, keep_outputs=False, max_steps=IMAGINED_STEPS)),
-        key=lambda episode: episode.number)
-    lives = [1 - episode.level_complete * (episode.total_reward < FULL_REWARD / 2)
-             for episode in episodes]
-    return pd.DataFrame({"action": actions,
-                         "lives": np.reshape(lives, (len(actions), NUM_WORLDS)).mean(axis=1)}), ""
+    start = RecordedStart(np.stack(frames[-number:]), moment.start.hidden, case.actions[step - 1])
+    lives = survival_of_actions(simulator, options.compute, start, actions, num_worlds=NUM_WORLDS,
+                                num_steps=IMAGINED_STEPS, seed=options.seed)
+    return pd.DataFrame({"action": actions, "lives": lives}), ""

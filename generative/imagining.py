@@ -122,7 +122,7 @@ def imagine(simulator: Simulator, start: Start | np.ndarray | torch.Tensor, *,
         >>> assert dream.frames.shape == (5, 64, 64, 3) and dream.terminals.max() <= 1
     """
     is_single = not isinstance(start, Start) and np.ndim(start) == 4
-    start = open_start(simulator, start, seed)
+    start = _opened(simulator, start, seed)
     true_actions = None
     if actions is not None:
         true_actions = _checked_actions(actions, num_steps, len(start.env_h)).to(_device(simulator))
@@ -166,7 +166,7 @@ def compute_saliency(simulator: Simulator, start: Start | np.ndarray | torch.Ten
     if of not in ANSWERS:
         raise UserError(f"there is no saliency of '{of}'{nearest(of, ANSWERS)}")
     function, settings = SaliencyFunction(of), ParameterSet(BASE_SET).get(SaliencyConfig)
-    start = open_start(simulator, start, seed)
+    start = _opened(simulator, start, seed)
     copies = torch.stack([smoothgrad_starts(vector, num_copies,
                                            settings.perturbation_scale, seed, number)
                           for number, vector in enumerate(start.bottleneck_vec)])
@@ -183,7 +183,7 @@ def _device(simulator: Simulator) -> torch.device:
 
 
 @torch.no_grad()
-def open_start(simulator: Simulator, start: Start | np.ndarray | torch.Tensor, seed: int) -> Start:
+def _opened(simulator: Simulator, start: Start | np.ndarray | torch.Tensor, seed: int) -> Start:
     """Return starts, those of initial frames in worlds that are sampled with a seed."""
     if isinstance(start, Start):
         return start

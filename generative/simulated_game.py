@@ -5,15 +5,21 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from agents.episodes import PlayOptions, Run, play_episodes
+from agents.frames import as_images
 from common.devices import Compute
+from common.video import FULL_REWARD
 from generative.batches import EnvState
 from generative.networks import Draw, LatentSampler, clamp_image
 from generative.simulator import Simulator, Start
 from generative.squares import World
+from generative.start_worlds import sampled_world, world_seeds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,3 +139,63 @@ class SimulatedGame:
                                           first=stacked("state.scenery.first"))
         state = EnvState(stacked("state.env_h"), stacked("state.z"), world, scenery, steps.pop())
         return Frames(state, stacked("images"), stacked("ends"))
+
+
+class RecordedStart(NamedTuple):
+    """A recorded state from which a simulation starts.
+
+    Attributes:
+        frames: the last frames, as many as the simulator starts from, uint8 (I, H, W, C).
+        hidden: hidden state that enters the agent at the last of them, float32 (D,).
+        last_action: action that led to the last frame.
+    """
+
+    frames: np.ndarray
+    hidden: np.ndarray
+    last_action: int
+
+
+@torch.no_grad()
+def survival_of_actions(simulator: Simulator, compute: Compute, start: RecordedStart,
+                        actions: Sequence[int], *, num_worlds: int, num_steps: int, seed: int,
+                        number: int = 0) -> list[float]:
+    """Force each action in a recorded state, and let the agent play on in sampled worlds.
+
+    All actions have the same worlds and the same random draws.
+
+    Args:
+        start: the state.
+        actions: the actions.
+        num_worlds: number of worlds that continue the frames.
+        num_steps: number of steps.
+        seed, number: seeds of the worlds; actions of the agent are drawn with ``seed``.
+
+    Returns:
+        For each action, one minus the largest probability that the episode ends, averaged over
+        worlds; a simulation with the reward of a coin counts as survived.
+    """
+    frames, hidden, last_action = start
+    images = as_images(frames, 1).to(compute.device)[:, None]  # (I, 1, C, H, W)
+    seeds = world_seeds([(seed, number, world) for world in range(num_worlds)])
+
+    def begin(numbers: Sequence[int]) -> Start:
+        rows = torch.tensor(list(numbers)) % num_worlds
+        with compute.autocast():
+            vectors = simulator.encode(images).float().expand(len(rows), -1)
+            world = None if simulator.squares is None else sampled_world(
+                simulator, vectors, images[-1].expand(len(rows), -1, -1, -1), seeds[rows])
+            simulated = simulator.start_from(vectors, MODE, world=world)
+        return dataclasses.replace(
+            simulated, agent_hidden=torch.from_numpy(hidden).to(compute.device).expand(len(rows), -1),
+            action=simulator.one_hot_actions(torch.full(
+                (len(rows),), last_action, device=compute.device)))
+
+    runs = [Run(place * num_worlds + world, place * num_worlds + world, [action], world)
+            for place, action in enumerate(actions) for world in range(num_worlds)]
+    rates = np.zeros(len(runs))
+    for episode in play_episodes(
+            simulator.agent.policy, compute, SimulatedGame(simulator, compute, begin), runs, seed,
+            len(runs), PlayOptions(keep_outputs=False, keep_frames=False, max_steps=num_steps)):
+        takes_coin = episode.total_reward >= FULL_REWARD / 2
+        rates[episode.number] = 1 if takes_coin else 1 - episode.level_complete
+    return rates.reshape(len(actions), num_worlds).mean(axis=1).tolist()

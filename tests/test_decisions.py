@@ -15,9 +15,11 @@ from conftest import FLOAT32
 from agents.agent_file import AgentOrigin, save_agent
 from agents.episodes import SOLVED
 from agents.networks import blind_policy
-from analysis import decision_trials, decisions
+from agents.provenance import agent_sha256
+from analysis import decision_trials, decisions, simulated_decisions
 from analysis.decision_results import (
     BLIND,
+    DECISIONS,
     DIVIDED,
     NO_DECISION,
     UNAVOIDABLE,
@@ -25,15 +27,20 @@ from analysis.decision_results import (
     WRONG,
     Case,
     decide,
+    halved,
     point_of_no_return,
     state_rates,
 )
 from analysis.decision_trials import DecisionStudy
 from analysis.decisions import DecisionOptions
+from analysis.simulated_decisions import agreement
 from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
+from common.results import ResultStore
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig, LevelSlots, StateView, first_states
+from generative.imagining import imagine
+from generative.simulated_game import RecordedStart, survival_of_actions
 
 pytestmark = pytest.mark.usefixtures("short")
 HARD = EnvConfig("coinrun", "hard")
@@ -174,7 +181,32 @@ def test_actions_of_a_group_have_the_same_future_and_others_do_not(walks, view):
             futures = [[future(state, action) for action in group] for group in groups]
             assert all(other == group[0] for group in futures for other in group)
             sizes.add(len(groups))
-    assert max(sizes) > 3
+    assert 3 < max(sizes) <= 9
+
+
+def test_actions_are_judged_on_fresh_draws_that_all_actions_of_a_state_share(walks, monkeypatch):
+    plays, play = [], decision_trials.play_episodes
+
+    def watched(policy, compute, game, runs, *others):
+        plays.append(runs)
+        return play(policy, compute, game, runs, *others)
+
+    monkeypatch.setattr(decision_trials, "play_episodes", watched)
+    monkeypatch.setattr(decisions, "WINDOW", 9)
+    study = DecisionStudy(always(RIGHT, JUMP_RIGHT, NULL), FLOAT32, HARD, OPTIONS)
+    table = study.measure(next(iter(walks.values()))[1])
+    streams = {}
+    for run in itertools.chain(*plays):
+        if run.stream is not None:
+            streams.setdefault((run.start.step, run.actions[0]), []).append(run.stream)
+    for step, state in table.groupby("step"):
+        taken = streams[step, state.loc[state["taken"] == 1, "action"].iloc[0]]
+        number = OPTIONS.num_tried + OPTIONS.num_fresh
+        assert len(set(taken[:number])) == number  # further runs are those without the hazard
+        for action in state["action"]:
+            assert set(streams.get((step, action), [])) <= set(taken)
+    assert len({stream for found in streams.values() for stream in found}) == number * len(
+        table.groupby("step"))
 
 
 def table_of(rates, probability=0.3, others=0.6, hazard_in_view=1):
@@ -215,6 +247,11 @@ def test_earlier_states_that_are_not_savable_are_reported():
 def test_the_value_of_a_state_is_the_mean_over_the_policy():
     rates = state_rates(table_of({3: (1, 0.5)}, probability=0.4, others=0.6))
     assert rates.loc[3, "v"] == pytest.approx(0.8) and rates.loc[3, "regret"] == 0.5
+
+
+def test_half_of_the_fresh_continuations_are_the_first_ones():
+    half = halved(table_of({3: (0.5, 0)}))["fresh"].tolist()
+    assert half == ["++++", "----"]
 
 
 def test_an_idle_environment_continues_from_a_state_as_a_new_one_does():
@@ -266,3 +303,50 @@ def test_other_games_are_refused_in_a_sentence(tmp_path):
     save_agent(agent, always(NULL), origin=AgentOrigin(env_name="ninja", distribution_mode="hard"))
     with pytest.raises(UserError, match="this study is of coinrun only"):
         decisions.measure_decisions(dataclasses.replace(OPTIONS, agent_file=agent))
+
+
+def test_simulated_rates_are_those_of_imagined_rollouts_with_the_forced_actions(simulator):
+    """The seeds of worlds do not matter to this simulator, which has none."""
+    frames = np.random.default_rng(0).integers(0, 256, (
+        simulator.config.num_init_steps, 64, 64, 3), dtype=np.uint8)
+    hidden = simulator.agent.policy.initial_states(1)[0].numpy()
+    rates = survival_of_actions(simulator, FLOAT32, RecordedStart(frames, hidden, 3),
+                                [RIGHT, NULL], num_worlds=2, num_steps=1, seed=0)
+    expected = [1 - imagine(simulator, frames, num_steps=2, actions=[3, action]).terminals.max()
+                for action in (RIGHT, NULL)]
+    np.testing.assert_allclose(rates, expected, atol=1e-5)
+    assert rates[0] != rates[1]
+
+
+def test_agreement_is_1_for_a_simulator_that_ranks_as_the_game_does_and_chance_for_others():
+    actions = pd.concat([pd.DataFrame({
+        "number": number, "step": 5, "action": [1, 4, 7], "probability": [0.6, 0.3, 0.1],
+        "real": real, "simulated": np.square(real)}) for number, real in enumerate(
+            [[0.1, 0.5, 0.9], [0.9, 0.5, 0.1], [0.2, 0.8, 0.4]])])
+    table = agreement(actions, 0).set_index(["score", "quantity"])["mean"]
+    assert table["simulated", "rank correlation"] == 1
+    assert table["probability", "rank correlation"] == pytest.approx((-1 + 1 - 0.5) / 3)
+    assert table["simulated", "names the best action"] == 1
+    assert table["probability", "names the best action"] == pytest.approx(1 / 3)
+    assert table["chance", "names the best action"] == pytest.approx(1 / 3)
+    assert table["chance", "real rate of the action"] == pytest.approx(0.5 - 0.1 / 9)
+
+
+def test_decisions_are_simulated_with_the_agent_that_made_them(walks, agent_path, simulator_file,
+                                                              tmp_path):
+    store = ResultStore(tmp_path / "decisions", DECISIONS)
+    store.open({"agent_sha256": agent_sha256(agent_path), "env": vars(HARD)})
+    cases = [case for _, case in walks.values()][:2]
+    store.write("cases", "failures", value=[dataclasses.asdict(case) for case in cases])
+    for case in cases:
+        store.write("states", f"failures_{case.number}", value=table_of({case.last: (1, 0)}))
+    store.finish()
+    flags = ["--model_file", str(simulator_file), "--decisions_dir", str(store.path), "--device",
+             "cpu", "--num_worlds", "2", "--num_steps", "2", "--output_dir", str(tmp_path / "sim")]
+    assert simulated_decisions.main(["--agent_file", str(agent_path), *flags]) == 0
+    rows = pd.read_csv(tmp_path / "sim" / "actions" / f"{cases[0].number}.csv")
+    assert rows["real"].tolist() == [1, 0] and rows["simulated"].between(0, 1).all()
+    assert (tmp_path / "sim" / "agreement.csv").exists()
+    other = tmp_path / "other.pth"
+    save_agent(other, always(NULL))
+    assert simulated_decisions.main(["--agent_file", str(other), *flags]) == 2

@@ -93,7 +93,7 @@ def test_the_simulator_tries_the_same_actions(jumper, tmp_path):
             {"step": step, "action": [group[0] for group in study.distinct_actions(
                 moments[step].start.state)]})
         table, note = explained_failure._imagined(
-            options, policy, explained_failure._frames(config, case, step), moments[step], case,
+            options, explained_failure._frames(config, case, step), moments[step], case,
             states)
     assert note == "" and table["action"].tolist() == states["action"].tolist()
     assert table["lives"].between(0, 1).all()
