@@ -186,8 +186,8 @@ def survival_of_actions(simulator: Simulator, compute: Compute, start: RecordedS
                 simulator, vectors, images[-1].expand(len(rows), -1, -1, -1), seeds[rows])
             simulated = simulator.start_from(vectors, MODE, world=world)
         return dataclasses.replace(
-            simulated, agent_hidden=torch.from_numpy(hidden).to(compute.device).expand(len(rows), -1),
-            action=simulator.one_hot_actions(torch.full(
+            simulated, agent_hidden=torch.from_numpy(hidden).to(compute.device).expand(
+                len(rows), -1), action=simulator.one_hot_actions(torch.full(
                 (len(rows),), last_action, device=compute.device)))
 
     runs = [Run(place * num_worlds + world, place * num_worlds + world, [action], world)
