@@ -265,7 +265,8 @@ def test_a_stage_opens_what_it_declares_alone(finished, notes):
     assert seen == set(NAMES)
 
 
-@pytest.mark.parametrize("preset", ["demo", "attribution", "tiny", "maze", "memory"])
+@pytest.mark.parametrize("preset", [
+    "demo", "attribution", "tiny", "maze", "memory", "questions"])
 def test_every_stage_that_can_read_the_kinds_of_object_declares_them(preset):
     stages = all_stages(load_preset(preset), NAME)
     code = code_closure.code_of({stage.script for stage in stages})
