@@ -1,6 +1,7 @@
 """The page that explains one failure, in the real game."""
 
 import contextlib
+import dataclasses
 import re
 
 import av
@@ -10,11 +11,12 @@ import pytest
 import torch
 from conftest import ROOT
 
-from agents import record
+from agents import load_agent, record
 from agents.agent_file import AgentOrigin, save_agent
 from agents.networks import build_policy
 from analysis import explained_failure
-from analysis.decision_results import UNAVOIDABLE
+from analysis.decision_results import UNAVOIDABLE, Case, decide
+from analysis.decision_trials import DecisionStudy
 from analysis.explained_failure import LEAD, ExplainOptions, explain
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
@@ -80,12 +82,12 @@ def test_the_simulator_tries_the_same_actions(jumper, tmp_path):
         agent_file=AGENT, model_file=ROOT / "pretrained/coinrun_hard_simulator/model.pt",
         output_dir=tmp_path, **FEW)
     config = explained_failure.game_of(options)
-    policy = explained_failure.load_agent(AGENT)
-    with contextlib.closing(explained_failure.DecisionStudy(
+    policy = load_agent(AGENT)
+    with contextlib.closing(DecisionStudy(
             policy, options.compute, config, options)) as study:
         steps = next(steps for steps in map(recording.steps, range(6))
                      if steps["reward"].sum() <= 0)
-        case = explained_failure.Case(0, int(steps["level_seed"].iloc[0]), "saw", len(steps) - 2,
+        case = Case(0, int(steps["level_seed"].iloc[0]), "saw", len(steps) - 2,
                                       steps["action"].tolist()[:-1])
         moments = study.replay(case)
         step = max(moments)
@@ -110,6 +112,26 @@ def test_recorded_failures_are_explained(jumper, tmp_path):
     assert first["level_seed"] == steps["level_seed"].iloc[0]
     assert first["actions"] == steps["action"].tolist()[:-1]
     assert first["last_step"] == len(steps) - 2
+
+
+def test_a_failure_that_nothing_prevents_has_a_page(jumper, tmp_path):
+    """All continuations die, and no object is in view."""
+    agent, recording = jumper
+    options = ExplainOptions(agent_file=agent, data_dir=recording.path, output_dir=tmp_path, **FEW)
+    policy, config = load_agent(agent), explained_failure.game_of(options)
+    case = explained_failure.find_failure(policy, config, options)
+    with contextlib.closing(DecisionStudy(policy, options.compute, config, options)) as study:
+        found = explained_failure.explanation_of(study, case, policy, config, options)
+    states = found.states.replace({"fresh": r"\+", "tried": r"\+"}, "-", regex=True)
+    lost = dataclasses.replace(
+        found, states=states, step=int(states["step"].min()), decision=decide(states, case),
+        objects=found.objects[:0], films=found.films[:1])
+    assert lost.decision["class"] == UNAVOIDABLE
+    assert f"None of the {states['step'].nunique()} measured states" in lost.answer
+    assert "at most 0 %" in lost.answer and "No object is in view" in lost.spared
+    lost.write(tmp_path, "agent")
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("<video") == 1 and "point of no return" not in page and "nan" not in page
 
 
 def test_errors_say_why_there_is_nothing_to_explain(jumper, tmp_path):
