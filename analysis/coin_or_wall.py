@@ -26,10 +26,8 @@ import torch
 
 from agents.acting import run_policy
 from agents.agent_file import agent_title, load_agent
-from agents.config import GameOptions
 from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.networks import Policy, blind_policy
-from agents.provenance import agent_sha256
 from analysis.coin_results import (
     AGENT,
     COIN_OR_WALL,
@@ -53,12 +51,11 @@ from analysis.coin_results import (
     rates,
     report_of,
 )
-from common.cli import count, environments, seed, whole
+from analysis.questions import QuestionOptions
+from common.cli import count, whole
 from common.devices import Compute
-from common.errors import UserError
-from common.files import versions
 from common.game_constants import ACTION_DIRECTIONS, NUM_ACTIONS
-from common.options import ComputeOptions, ShardOptions, command, option
+from common.options import ShardOptions, command, option, redefine
 from common.palette import DPI
 from common.progress import with_progress
 from common.results import ResultStore
@@ -76,17 +73,15 @@ NEVER = 10 ** 6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CoinOptions(GameOptions, ShardOptions, ComputeOptions):
+class CoinOptions(QuestionOptions, ShardOptions):
     """Measure where an agent of CoinRun goes when the coin lies elsewhere, behind it, or nowhere,
     and what its value and policy respond to: the coin, or the wall at the end of the level."""
 
-    agent_file: Path = option(help="agent that plays", names=("--agent_file", "--model_file"))
     num_episodes: int = option(200, "number of unseen levels, each played once per condition",
                                     type=count)
     max_steps: int = option(150, "number of steps after which an episode ends (1000 in the game)",
                             type=whole(1, 1000))
-    num_envs: int = option(32, "number of episodes played in parallel", type=environments)
-    seed: int = option(0, "seed of levels, actions and bootstrap", type=seed)
+    num_envs: int = redefine(QuestionOptions, "num_envs", default=32)
     output_dir: Path = option(Path("analysis/coin_or_wall"), "folder to write to")
     overwrite: bool = option(False, "delete the previous contents of the folder")
 
@@ -97,18 +92,14 @@ def measure_coin(options: CoinOptions) -> pd.DataFrame | None:
     Raises:
         UserError: if the game is not CoinRun, or there are too few levels.
     """
-    config, compute = options.env_config(options.agent_file).unseen_levels(), options.compute
-    if config.env_name != GAME:
-        raise UserError(f"there is no coin in {config.env_name}; this study is of {GAME} only")
+    config, compute = options.unseen_levels(), options.compute
     check_starts(options.num_episodes, "--num_episodes")
     policy = load_agent(options.agent_file, compute.device)
     levels = list(enumerate(config.draw_levels(options.num_episodes, options.seed)))
     store = ResultStore(options.output_dir, COIN_OR_WALL)
-    store.open({
-        "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "env": vars(config), "num_episodes": len(levels), "max_steps": options.max_steps,
-        "seed": options.seed, "precision": compute.precision, "versions": versions()},
-        options.overwrite, options.shard, {"conditions": list(SETTINGS)}, options.join)
+    store.open({**options.settings(config), "num_episodes": len(levels),
+                "max_steps": options.max_steps}, options.overwrite, options.shard,
+               {"conditions": list(SETTINGS)}, options.join)
     for name in options.shard.of(list(SETTINGS)):
         if store.has("episodes", name):
             continue

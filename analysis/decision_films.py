@@ -27,10 +27,16 @@ _DPI, _BORDER, _RED = 100, 8, (200, 30, 30)
 _PLAIN = (4, 1, 7, 5, 2, 8, 3, 0, 6)  # moves, in the order in which one names a group of them
 
 
+def plain_action(actions: str) -> int:
+    """Return the plainest of several actions with the same effect, such as 7 (right) of "6 7 8"."""
+    moves = [int(action) for action in actions.split()]
+    return next((move for move in _PLAIN if move in moves), moves[0])
+
+
 def action_label(actions: str) -> str:
     """Return a name for actions with the same effect, such as "right" for "6 7 8"."""
-    moves = {int(action) for action in actions.split()}
-    name = next((ACTION_NAMES[move] for move in _PLAIN if move in moves), "special")
+    action = plain_action(actions)
+    name = ACTION_NAMES[action] if action < len(ACTION_NAMES) else "special"
     return "no action" if name == "null" else name
 
 

@@ -22,7 +22,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from agents.episodes import SOLVED
+from agents.episodes import SOLVED, Episode
 from agents.failures import MULTIPLE, OTHER
 from common.palette import BLUE, DARK_GREY, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION
 from common.results import Entry, File, Json, Schema, Table, Text
@@ -88,6 +88,12 @@ class Case:
     last: int
     actions: list[int]
 
+    @classmethod
+    def of(cls, episode: Episode) -> Case:
+        """Return a finished episode with a window at its end."""
+        return cls(episode.number, episode.level_seed, episode.cause or SOLVED, episode.length - 1,
+                   episode.actions[:-1].tolist())
+
 
 def rate(outcomes: str) -> float:
     """Return the share of saved continuations; NaN if not measured."""
@@ -130,7 +136,7 @@ def state_rates(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def point_of_no_return(table: pd.DataFrame) -> int:
-    """Return the last step whose state is savable; -1 if there is none."""
+    """Return the step of the last savable state, or -1 if no state is savable."""
     best = state_rates(table)["best"]
     savable = best.index[best >= SAVABLE]
     return int(savable.max()) if len(savable) else -1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
+from agents.acting import run_policy
 from agents.episodes import (
     SOLVED,
     UNFINISHED,
@@ -18,7 +20,7 @@ from agents.episodes import (
     Run,
     play_episodes,
 )
-from agents.networks import Policy
+from agents.networks import Policy, PolicyOutput
 from analysis.decision_results import (
     NOT_MEASURED,
     OUTCOMES,
@@ -29,11 +31,12 @@ from analysis.decision_results import (
     point_of_no_return,
     rate,
 )
-from common.cli import environments, seed, whole
+from analysis.questions import QuestionOptions
+from common.cli import whole
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
-from common.options import Options, option
+from common.options import option
 from envs.level_state import LevelState
 from envs.objects import (
     GameObject,
@@ -45,6 +48,7 @@ from envs.objects import (
 )
 from envs.procgen_env import EnvConfig, StateView
 from envs.real_game import RealGame
+from generative.simulated_game import RecordedStart
 
 WINDOW = 32  # states that may contain the decision
 HORIZON = 64  # steps after which a continuation counts as saved
@@ -56,16 +60,17 @@ _STREAMS = 10_000  # number of streams of random draws per state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ContinuationOptions(Options):
+class ContinuationOptions(QuestionOptions):
     """Options of continuations from states of an episode."""
 
-    agent_file: Path = option(help="agent that plays", names=("--agent_file", "--model_file"))
     num_tried: int = option(8, "number of continuations per action on which the best action is "
                                "chosen", type=whole(1, 1000))
     num_fresh: int = option(32, "number of fresh continuations of the best action and of the "
                                 "action taken", type=whole(1, 1000))
-    num_envs: int = option(64, "number of continuations played in parallel", type=environments)
-    seed: int = option(0, "seed of levels, actions and bootstrap", type=seed)
+
+    def settings(self, config: EnvConfig) -> dict[str, Any]:
+        return {**super().settings(config), "num_tried": self.num_tried,
+                "num_fresh": self.num_fresh}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +80,15 @@ class Moment:
     start: EpisodeState
     probs: np.ndarray
     value: float
+
+
+def recorded_start(policy: Policy, compute: Compute, config: EnvConfig, case: Case, step: int,
+                   num_frames: int) -> RecordedStart:
+    """Play an episode again up to a step, and return its state there, with the last frames."""
+    [episode] = play_episodes(policy, compute, config, [Run(0, case.level_seed, case.actions)], 0,
+                              1, PlayOptions(max_steps=step))
+    return RecordedStart(episode.frames[step + 1 - num_frames:step + 1],
+                         episode.hidden_states[step], case.actions[step - 1])
 
 
 class DecisionStudy:
@@ -91,8 +105,11 @@ class DecisionStudy:
         self._hazards = hazards_of(config.env_name)
         self._game, self._view = RealGame(config, options.num_envs), StateView(config)
 
-    def measure(self, case: Case) -> pd.DataFrame:
+    def measure(self, case: Case, moments: Mapping[int, Moment] | None = None) -> pd.DataFrame:
         """Measure an episode.
+
+        Args:
+            moments: result of ``replay``, if it is known.
 
         Returns:
             A row per measured state and distinct action, with the columns of STATE.
@@ -100,7 +117,7 @@ class DecisionStudy:
         Raises:
             UserError: if the episode cannot be played again.
         """
-        moments = self.replay(case)
+        moments = self.replay(case) if moments is None else moments
         steps = sorted(moments)
         killers = self.killers(moments[case.last], case) if case.cause != SOLVED else None
         table = self._judge(case, {step: moments[step] for step in steps[::-1][::STRIDE]}, killers)
@@ -148,7 +165,7 @@ class DecisionStudy:
 
     def killers(self, moment: Moment, case: Case) -> list[SingleObject | GameObject]:
         """Return the objects whose removal before the last step prevents the failure, each alone;
-        or, if there is none, the kinds that are the cause."""
+        or, if no single object is responsible, the kinds that are the cause."""
         state = LevelState.parse(moment.start.state)
         single: list[SingleObject | GameObject] = [
             thing for kind in self._hazards for thing in single_objects(state, kind)
@@ -172,14 +189,17 @@ class DecisionStudy:
             groups.setdefault(after, []).append(action)
         return list(groups.values())
 
+    @torch.no_grad()
+    def see(self, moment: Moment, states: Iterable[LevelState]) -> PolicyOutput:
+        """Run the agent on the frames of other states, with the hidden state of a moment."""
+        frames = np.stack([self._view.draw(state) for state in states])
+        hidden = torch.from_numpy(moment.start.hidden).to(self._compute.device)
+        return run_policy(self._policy, self._compute, frames, hidden.repeat(len(frames), 1))
+
     def close(self) -> None:
         """Free the environments."""
         self._game.close()
         self._view.close()
-
-    def equivalent(self, state: bytes, action: int) -> list[int]:
-        """Return the actions that lead to the same state as an action, which is one of them."""
-        return next(group for group in self.distinct_actions(state) if action in group)
 
     @property
     def tried(self) -> range:

@@ -31,11 +31,9 @@ import numpy as np
 import pandas as pd
 
 from agents.agent_file import agent_title, load_agent
-from agents.config import GameOptions
 from agents.episodes import SOLVED, UNFINISHED, PlayOptions
 from agents.failures import TIMEOUT
 from agents.networks import Policy, blind_policy
-from agents.provenance import agent_sha256
 from agents.testbed import Testbed
 from analysis.decision_films import film
 from analysis.decision_results import (
@@ -62,10 +60,8 @@ from analysis.decision_trials import (
 )
 from common.cli import count, from_zero
 from common.devices import Compute
-from common.errors import UserError
-from common.files import versions
 from common.game_constants import NUM_ACTIONS
-from common.options import ComputeOptions, ShardOptions, command, option
+from common.options import ShardOptions, command, option
 from common.palette import DPI
 from common.progress import with_progress
 from common.results import ResultStore
@@ -80,7 +76,7 @@ LEVELS_PER_EPISODE = 100  # levels after which the search for a failure is given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecisionOptions(ContinuationOptions, GameOptions, ShardOptions, ComputeOptions):
+class DecisionOptions(ContinuationOptions, ShardOptions):
     """Find the decision that caused each failure of an agent of CoinRun, by forcing every action in
     the last states of the episode and continuing from there."""
 
@@ -97,21 +93,15 @@ def measure_decisions(options: DecisionOptions) -> pd.DataFrame | None:
     Raises:
         UserError: if the game is not CoinRun, or there are too few failures.
     """
-    config, compute = options.env_config(options.agent_file).unseen_levels(), options.compute
-    if config.env_name != GAME:
-        raise UserError(f"the actions of {config.env_name} are not known; this study is of {GAME} "
-                        "only")
+    config, compute = options.unseen_levels(), options.compute
     check_starts(options.num_failures, "--num_failures")
     policies = {RANDOM_FAILURES: blind_policy(np.zeros(NUM_ACTIONS))}
     policies[FAILURES] = policies[CONTROL] = load_agent(options.agent_file, compute.device)
     numbers = {FAILURES: options.num_failures, CONTROL: options.num_controls,
                RANDOM_FAILURES: options.num_controls}
     store = ResultStore(options.output_dir, DECISIONS)
-    store.open({
-        "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "env": vars(config), **numbers, "num_tried": options.num_tried,
-        "num_fresh": options.num_fresh, "seed": options.seed, "precision": compute.precision,
-        "versions": versions()}, options.overwrite, options.shard, numbers, options.join)
+    store.open({**options.settings(config), **numbers}, options.overwrite, options.shard, numbers,
+               options.join)
     cases = find_cases(store, policies, compute, config, numbers, options)
     studies = {group: DecisionStudy(policy, compute, config, options)
                for group, policy in policies.items()}
@@ -177,8 +167,7 @@ def play_cases(policy: Policy, compute: Compute, config: EnvConfig, wanted: Mapp
             if is_solved:
                 rng = np.random.default_rng([options.seed, episode.number])
                 last = int(rng.integers(min(WINDOW, episode.length) - 1, episode.length))
-            found[group].append(Case(episode.number, episode.level_seed, episode.cause or SOLVED,
-                                     last, episode.actions[:-1].tolist()))
+            found[group].append(dataclasses.replace(Case.of(episode), last=last))
         num_levels = len(levels)
     return found
 

@@ -21,11 +21,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
-from agents.acting import run_policy
 from agents.agent_file import agent_title, load_agent
-from agents.config import GameOptions, level_seed
+from agents.config import level_seed
 from agents.episodes import (
     SOLVED,
     UNFINISHED,
@@ -35,11 +33,10 @@ from agents.episodes import (
 )
 from agents.failures import TIMEOUT
 from agents.networks import Policy
-from agents.provenance import agent_sha256
 from agents.replay import recorded_game
 from agents.rollout_files import RolloutFolder
 from agents.testbed import Condition, Testbed
-from analysis.decision_films import action_label, framed
+from analysis.decision_films import action_label, framed, plain_action
 from analysis.decision_results import (
     OUTCOMES,
     Case,
@@ -52,6 +49,7 @@ from analysis.decision_trials import (
     ContinuationOptions,
     DecisionStudy,
     Moment,
+    recorded_start,
 )
 from analysis.failure_page import (
     EXPLAINED,
@@ -64,12 +62,11 @@ from analysis.failure_page import (
 )
 from common.cli import from_zero
 from common.errors import UserError
-from common.options import ComputeOptions, option, redefine
+from common.options import option, redefine
 from common.results import ResultStore
-from envs.coin import GAME
 from envs.level_state import LevelState
 from envs.objects import SingleObject, objects_of, removed, single_objects, undrawn
-from envs.procgen_env import EnvConfig, LevelSlots, StateView
+from envs.procgen_env import EnvConfig, LevelSlots
 from generative.config import SimulatorConfig
 from generative.runs import open_simulator
 from generative.simulated_game import RecordedStart, survival_of_actions
@@ -81,7 +78,7 @@ GROUND = ("wall",)  # kinds that are part of the level rather than objects in it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExplainOptions(ContinuationOptions, GameOptions, ComputeOptions):
+class ExplainOptions(ContinuationOptions):
     """Explain one failure of an agent of CoinRun on one page: the fatal decision, what the agent
     saw and expected there, and the smallest change of the world or of one action that saves it,
     played in the real game."""
@@ -106,20 +103,13 @@ def explain(options: ExplainOptions) -> dict[str, Any]:
     """
     store = ResultStore(options.output_dir, EXPLAINED)
     store.check_replaceable()
-    config = game_of(options)
-    if config.env_name != GAME:
-        raise UserError(f"the actions of {config.env_name} are not known; failures are explained "
-                        f"for {GAME} only")
+    config = options.check_game(game_of(options))
     policy = load_agent(options.agent_file, options.compute.device)
     case = find_failure(policy, config, options)
     print(f"level {case.level_seed}: failure by {case.cause} at step {case.last}", flush=True)
     with contextlib.closing(DecisionStudy(policy, options.compute, config, options)) as study:
         explanation = explanation_of(study, case, policy, config, options)
-    settings = {"agent_file": options.agent_file.name,
-                "agent_sha256": agent_sha256(options.agent_file), "env": vars(config),
-                "level_seed": case.level_seed, "seed": options.seed,
-                "num_tried": options.num_tried, "num_fresh": options.num_fresh}
-    with store.replace(settings) as folder:
+    with store.replace({**options.settings(config), "level_seed": case.level_seed}) as folder:
         explanation.write(folder, agent_title(options.agent_file))
     print(f"{explanation.answer}\nwrote {options.output_dir / 'index.html'}")
     return explanation.summary
@@ -147,7 +137,7 @@ def find_failure(policy: Policy, config: EnvConfig, options: ExplainOptions) -> 
     """Return the failure that the options name.
 
     Raises:
-        UserError: if there is none.
+        UserError: if the agent does not fail.
     """
     if options.data_dir is not None:
         found = recorded_failures(policy, config, options)
@@ -179,8 +169,7 @@ def played_failures(policy: Policy, config: EnvConfig, levels: Sequence[int],
     episodes = testbed.episodes(Condition("played", actions=actions))
     for episode in sorted(episodes, key=lambda episode: episode.number):
         if episode.end not in (SOLVED, UNFINISHED, TIMEOUT):
-            yield Case(episode.number, episode.level_seed, episode.end, episode.length - 1,
-                       episode.actions[:-1].tolist())
+            yield Case.of(episode)
 
 
 def recorded_failures(policy: Policy, config: EnvConfig, options: ExplainOptions
@@ -199,18 +188,21 @@ def recorded_failures(policy: Policy, config: EnvConfig, options: ExplainOptions
 def explanation_of(study: DecisionStudy, case: Case, policy: Policy, config: EnvConfig,
                    options: ExplainOptions) -> Explanation:
     """Measure everything about a failure."""
-    states = study.measure(case)
+    moments = study.replay(case)
+    states = study.measure(case, moments)
     chosen = point_of_no_return(states)
     step = chosen if chosen >= 0 else int(states["step"].min())
-    moment = study.replay(case)[step]
-    frames = _frames(config, case, step)
-    things, objects, free = _objects(study, case, moment, policy, config, options)
+    start = recorded_start(policy, options.compute, config, case, step, step + 1)
+    at_step = states[states["step"] == step]
+    best, taken = (at_step[at_step[name] == 1].iloc[0] for name in ("best", "taken"))
+    moment = moments[step]
+    things, objects, free = _objects(study, case, moment, [*map(int, taken["actions"].split())])
     films = [_film(config, case, step, "happened", "What happened", case.actions)]
-    best = states[(states["step"] == step) & (states["best"] == 1)].iloc[0]
     if chosen >= 0 and OUTCOMES[1] in best["fresh"]:
         films.append(_film(
             config, case, step, "action", f"Another action: {action_label(best['actions'])}",
-            study.actions_of_saved(case, moment.start, [int(best["action"])], best["fresh"])))
+            study.actions_of_saved(case, moment.start, [plain_action(best["actions"])],
+                                   best["fresh"])))
     if len(objects) and rate(objects["saved"].iloc[0]) > rate(free):
         without = dataclasses.replace(moment.start, state=things[0].to_bytes())
         films.append(_film(
@@ -219,25 +211,17 @@ def explanation_of(study: DecisionStudy, case: Case, policy: Policy, config: Env
             without.state))
     imagined, note = None, "no simulator was given (--model_file)"
     if options.model_file is not None:
-        imagined, note = _imagined(options, frames, moment, case, states)
-    return Explanation(case, states, step, decide(states, case), objects, free, frames[-1], films,
-                       imagined, note)
+        imagined, note = _imagined(options, start, at_step["action"].tolist())
+    return Explanation(case, states, step, decide(states, case), objects, free, start.frames[-1],
+                       films, imagined, note)
 
 
-def _frames(config: EnvConfig, case: Case, step: int) -> list[np.ndarray]:
-    """Return the frames that the agent saw up to a step, uint8 (64, 64, 3)."""
-    with contextlib.closing(LevelSlots(config, 1)) as slots:
-        slots.start(0, case.level_seed)
-        frames = [slots.frames[0].copy()]
-        for action in case.actions[:step]:
-            slots.step(0, action)
-            frames.append(slots.frames[0].copy())
-    return frames
-
-
-def _objects(study: DecisionStudy, case: Case, moment: Moment, policy: Policy, config: EnvConfig,
-             options: ExplainOptions) -> tuple[list[LevelState], pd.DataFrame, str]:
+def _objects(study: DecisionStudy, case: Case, moment: Moment, taken: list[int]
+             ) -> tuple[list[LevelState], pd.DataFrame, str]:
     """Hide and remove each object in view of a state, and all objects of a kind.
+
+    Args:
+        taken: the action taken, and those with the same effect.
 
     Returns:
         The states without the objects of each row, and the table ``Explanation.objects``. The
@@ -246,7 +230,7 @@ def _objects(study: DecisionStudy, case: Case, moment: Moment, policy: Policy, c
     """
     state, rows = LevelState.parse(moment.start.state), []
     [free] = study.outcomes(case, [(moment.start, [])], study.fresh)
-    for kind in objects_of(config.env_name):
+    for kind in objects_of(state.game):
         if kind.is_player or kind.name in GROUND:
             continue
         singles = single_objects(state, kind)
@@ -260,13 +244,9 @@ def _objects(study: DecisionStudy, case: Case, moment: Moment, policy: Policy, c
     if not rows:
         return [], pd.DataFrame(columns=list(OBJECT)), free
     table = pd.DataFrame(rows, columns=["kind", "right", "up", "number", "hidden", "without"])
-    with contextlib.closing(StateView(config)) as view:
-        frames = np.stack([view.draw(hidden) for hidden in table["hidden"]])
-    output = run_policy(policy, options.compute, frames, torch.from_numpy(
-        moment.start.hidden).to(options.compute.device).repeat(len(frames), 1))
-    taken = study.equivalent(moment.start.state, case.actions[moment.start.step])
-    table["action"] = output.log_probs.exp()[:, taken].sum(dim=1).detach().float().cpu()
-    table["value"] = output.values.detach().float().cpu()
+    output = study.see(moment, table["hidden"])
+    table["action"] = output.log_probs.exp()[:, taken].sum(dim=1).float().cpu()
+    table["value"] = output.values.float().cpu()
     starts: list[tuple[EpisodeState, list[int]]] = [
         (dataclasses.replace(moment.start, state=without.to_bytes()), [])
         for without in table["without"]]
@@ -320,25 +300,27 @@ def _film(config: EnvConfig, case: Case, step: int, name: str, title: str,
     return Film(name, title, end, [*frames, *[frames[-1]] * missing])
 
 
-def _imagined(options: ExplainOptions, frames: Sequence[np.ndarray], moment: Moment, case: Case,
-              states: pd.DataFrame) -> tuple[pd.DataFrame | None, str]:
-    """Try every action in imagined worlds that continue the frame.
+def _imagined(options: ExplainOptions, start: RecordedStart, actions: Sequence[int]
+              ) -> tuple[pd.DataFrame | None, str]:
+    """Try actions in imagined worlds that continue the frame.
+
+    Args:
+        start: the state, with all frames of the episode up to it.
 
     Returns:
         A row per distinct action: ``action``, and ``lives``, see ``survival_of_actions``. Or None,
         and the reason.
     """
     assert options.model_file is not None
-    step = moment.start.step
     simulator = open_simulator(options.model_file, options.agent_file, SimulatorConfig(),
                                options.compute)
     if simulator.squares is not None:
         check_prior(simulator)
     number = simulator.config.num_init_steps
-    if step < number:
-        return None, f"the simulator starts from {number} frames, but the step is {step}"
-    actions = states.loc[states["step"] == step, "action"].tolist()
-    start = RecordedStart(np.stack(frames[-number:]), moment.start.hidden, case.actions[step - 1])
-    lives = survival_of_actions(simulator, options.compute, start, actions, num_worlds=NUM_WORLDS,
-                                num_steps=IMAGINED_STEPS, seed=options.seed)
+    if len(start.frames) <= number:
+        return None, (f"the simulator starts from {number} frames after the first one, but the "
+                      f"step is {len(start.frames) - 1}")
+    lives = survival_of_actions(
+        simulator, options.compute, start._replace(frames=start.frames[-number:]), actions,
+        num_worlds=NUM_WORLDS, num_steps=IMAGINED_STEPS, seed=options.seed)
     return pd.DataFrame({"action": actions, "lives": lives}), ""

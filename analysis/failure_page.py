@@ -64,8 +64,8 @@ class Explanation:
     Attributes:
         case: the episode.
         states: rows of STATE, for all measured states.
-        step: the state that is explained: the point of no return or, if there is none, the first
-            measured state.
+        step: the state that is explained: the point of no return, or the first measured state
+            if no state is savable.
         decision: row of ``analysis.decision_results.decide``.
         objects: the objects in view in this state, one by one, and all objects of each kind:
             ``kind``; ``number`` of objects; ``right`` and ``up``: place of the (nearest) object in
@@ -93,11 +93,18 @@ class Explanation:
 
     @property
     def chosen(self) -> pd.DataFrame:
-        """Rows of the distinct actions in the explained state, the most likely first."""
+        """Rows of the distinct actions in the explained state, the most likely first, with their
+        ``label``; ``outcomes``; ``rate``, ``low`` and ``high``: share of saved continuations with
+        its 95 % Wilson interval, NaN if the action was not tried; and ``lives``, see ``imagined``.
+        """
         rows = self.states[self.states["step"] == self.step].sort_values(
             "probability", ascending=False)
         outcomes = rows["fresh"].where(rows["fresh"] != NOT_MEASURED, rows["tried"])
-        return rows.assign(label=rows["actions"].map(action_label), outcomes=outcomes)
+        rows = rows.assign(label=rows["actions"].map(action_label), outcomes=outcomes)
+        rows[["rate", "low", "high"]] = [
+            [np.nan] * 3 if text == NOT_MEASURED else _share(text) for text in outcomes]
+        return rows.assign(lives=np.nan) if self.imagined is None else rows.merge(
+            self.imagined, on="action")
 
     @property
     def answer(self) -> str:
@@ -132,7 +139,7 @@ class Explanation:
 
     @property
     def seen(self) -> str:
-        """What the policy responds to in the explained state."""
+        """Sentence about the objects to which the policy responds in the explained state."""
         if self.objects.empty:
             return "No object is in view."
         taken = self.chosen[self.chosen["taken"] == 1].iloc[0]
@@ -149,7 +156,7 @@ class Explanation:
 
     @property
     def spared(self) -> str:
-        """Which object must go for the agent to survive."""
+        """Sentence about the object whose removal saves most continuations."""
         if self.objects.empty:
             return "No object is in view that could be removed."
         row = self.objects.iloc[0]
@@ -159,12 +166,11 @@ class Explanation:
 
     @property
     def simulated(self) -> str:
-        """What the simulator expects, next to the game."""
+        """Sentence that compares the simulator with the game."""
         if self.imagined is None:
             return f"This part is left out, because {self.note}."
-        rows = self.chosen.merge(self.imagined, on="action")
-        dream, real = (rows.loc[values.idxmax()] for values in (
-            rows["lives"], rows["outcomes"].map(rate)))
+        rows = self.chosen
+        dream, real = (rows.loc[rows[name].idxmax()] for name in ("lives", "rate"))
         text = (f"In {NUM_WORLDS} imagined worlds that continue the frame, the agent survives "
                 f"{IMAGINED_STEPS} steps with probability {rows['lives'].min():.2f} to "
                 f"{rows['lives'].max():.2f}, depending on the action")
@@ -193,20 +199,8 @@ class Explanation:
             meaning=MEANINGS[self.decision["class"]], horizon=HORIZON,
             steps=[(self.case.last - step, row.best, row.taken, values[step] / FULL_REWARD)
                    for step, row in zip(rates.index, rates.itertuples())],
-            actions=self.action_rows(), versions=versions())
+            actions=[*self.chosen.itertuples()], versions=versions())
         files.file_of("page").write_text(text, encoding="utf-8")
-
-    def action_rows(self) -> list[dict[str, Any]]:
-        """Return a mapping per distinct action for the page."""
-        imagined = {} if self.imagined is None else dict(self.imagined[["action", "lives"]].values)
-        rows = []
-        for row in self.chosen.to_dict("records"):
-            number = 0 if row["outcomes"] == NOT_MEASURED else len(row["outcomes"])
-            value, low, high = share(row["outcomes"].count(OUTCOMES[1]), number) if number else (
-                np.nan, np.nan, np.nan)
-            rows.append({**row, "rate": value, "low": low, "high": high, "number": number,
-                         "imagined": imagined.get(row["action"])})
-        return rows
 
 
 def _noun(cause: str) -> str:
@@ -227,9 +221,13 @@ def named(row: pd.Series) -> str:
     return f"the {kind} {abs(up):.1f} squares {'above' if up > 0 else 'below'}"
 
 
+def _share(outcomes: str) -> tuple[float, float, float]:
+    return share(outcomes.count(OUTCOMES[1]), len(outcomes))
+
+
 def _percent(outcomes: str) -> str:
     """Return the share of saved continuations with its 95 % Wilson interval."""
-    value, low, high = share(outcomes.count(OUTCOMES[1]), len(outcomes))
+    value, low, high = _share(outcomes)
     return f"{100 * value:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 

@@ -2,8 +2,8 @@
 
 Layout of the folder::
 
-    walks/<condition>.csv   P(jump) and value at each distance, see ``Arms.walks``
-    plays/<condition>.csv   success from each distance, see ``Arms.plays``
+    walks/<condition>.csv   P(jump) and value at each distance, see ``Players.walks``
+    plays/<condition>.csv   success from each distance, see ``Players.plays``
     thresholds.csv          psychometric functions, see ``thresholds``
     success.csv             shares of levels solved from each distance
     effects.csv             paired comparisons, see ``effects``
@@ -39,7 +39,7 @@ WALK, PLAY = "walk", "play"
 INTACT, RESET_ALWAYS, MOVED, EDITED, BLIND, SCRIPT = (
     "intact", "reset", "moved", "edited", "blind", "script")
 STANDS = "stands"
-ARM_LABELS = {INTACT: "", RESET_ALWAYS: ", memory reset at every step",
+PLAYER_LABELS = {INTACT: "", RESET_ALWAYS: ", memory reset at every step",
               MOVED: ", memory moved at random", EDITED: ", edited agent",
               BLIND: ", blind player", SCRIPT: ", script jumps", STANDS: ", standing"}
 
@@ -71,24 +71,25 @@ class Setting:
     """An agent or player, and the corridor in which it walks or stands.
 
     Attributes:
-        arm: INTACT; RESET_ALWAYS: its hidden state is reset at every step; MOVED: random changes of
-            the hidden state of equal size; EDITED: another agent; BLIND: runs to the right and
+        player: INTACT; RESET_ALWAYS: its hidden state is reset at every step; MOVED: random changes
+            of the hidden state of equal size; EDITED: another agent; BLIND: runs to the right and
             jumps with probability 1/2; or SCRIPT: jumps once and runs on.
     """
 
-    arm: str
+    player: str
     scene: Corridor
     stands: bool = False
 
     @property
     def releases(self) -> bool:
         """Whether the player goes on by itself from several distances, not only from the first."""
-        return self.arm == SCRIPT or (self.arm == INTACT and self.scene in LESIONED)
+        return self.player == SCRIPT or (self.player == INTACT and self.scene in LESIONED)
 
 
-def _settings(arms: dict[str, tuple[str, ...]]) -> dict[str, Setting]:
-    return {f"{arm}_{name}": Setting(INTACT if arm == STANDS else arm, SCENES[name], arm == STANDS)
-            for arm, names in arms.items() for name in names}
+def _settings(players: dict[str, tuple[str, ...]]) -> dict[str, Setting]:
+    return {f"{player}_{name}": Setting(INTACT if player == STANDS else player, SCENES[name],
+                                        player == STANDS)
+            for player, names in players.items() for name in names}
 
 
 WALKS = _settings({INTACT: tuple(SCENES), STANDS: _BASIC, RESET_ALWAYS: _BASIC, MOVED: _BASIC,
@@ -127,8 +128,8 @@ _SEEN = 0.95  # share of the resamplings with a threshold from which on there is
 
 def label_of(name: str) -> str:
     """Return the label of a condition, such as "saw, standing"."""
-    arm, _, scene = name.partition("_")
-    return SCENE_LABELS.get(scene, scene) + ARM_LABELS[arm]
+    player, _, scene = name.partition("_")
+    return SCENE_LABELS.get(scene, scene) + PLAYER_LABELS[player]
 
 
 def curve(gap: np.ndarray, parameters: np.ndarray) -> np.ndarray:
@@ -259,8 +260,8 @@ def comparisons(names: set[str]) -> list[tuple[str, str]]:
     pairs += [(f"{INTACT}_{CRATE}", f"{INTACT}_{scene}")
               for scene in ("saw_like_crate", "crate_like_saw")]
     pairs += [(f"{STANDS}_{NOTHING}", f"{STANDS}_{scene}") for scene in _BASIC[1:]]
-    pairs += [(f"{INTACT}_{scene}", f"{arm}_{scene}")
-              for arm in (STANDS, RESET_ALWAYS, MOVED, EDITED, BLIND) for scene in _BASIC]
+    pairs += [(f"{INTACT}_{scene}", f"{player}_{scene}")
+              for player in (STANDS, RESET_ALWAYS, MOVED, EDITED, BLIND) for scene in _BASIC]
     return [pair for pair in pairs if names.issuperset(pair)]
 
 
@@ -277,8 +278,7 @@ def effects(walks: dict[str, pd.DataFrame], plays: dict[str, pd.DataFrame], seed
     """
     near = {name: table[(table["gap"] >= 0) & (table["gap"] < NEAR)].groupby("number")[
         ["jump", "value"]].mean() for name, table in walks.items()}
-    solved = {name: table[table["step"] == 0].set_index("number")[
-        ["success", "died"]]
+    solved = {name: table[table["step"] == 0].set_index("number")[["success", "died"]]
               for name, table in plays.items()}
     tables = []
     for measured in (near, solved):
@@ -335,8 +335,8 @@ def report_of(table: pd.DataFrame, success: pd.DataFrame, differences: pd.DataFr
             (label_of(row.condition), f"{row.gap:.2f}",
              format_interval(100 * row.share, 100 * row.low_95, 100 * row.high_95, ".0f"),
              format_interval(100 * row.died, 100 * row.died_low, 100 * row.died_high, ".0f"),
-             format_interval(row.takeoff, row.takeoff_25, row.takeoff_75,
-                                                      ".2f")) for row in success.itertuples()]),
+             format_interval(row.takeoff, row.takeoff_25, row.takeoff_75, ".2f"))
+            for row in success.itertuples()]),
         f"Paired differences, with 95 % bootstrap intervals over levels. **Bold**: claimed, i.e. "
         f"the interval excludes 0 and p (sign-flip test, Holm over {len(differences)} rows) is at "
         f"most {LEVEL}.", "",
@@ -365,7 +365,7 @@ def plot(walks: dict[str, pd.DataFrame], plays: dict[str, pd.DataFrame], table: 
                                             "pit_4", "pit_6")]),
         (axes[1, 0], "value", "value of the same frames", [f"{INTACT}_{name}" for name in _BASIC]),
         (axes[1, 1], "jump", "a saw: lesions, and standing still", [
-            f"{arm}_{SAW}" for arm in (BLIND, INTACT, STANDS, RESET_ALWAYS, MOVED, EDITED)]))
+            f"{player}_{SAW}" for player in (BLIND, INTACT, STANDS, RESET_ALWAYS, MOVED, EDITED)]))
     for place, column, heading, names in panels:
         for (colour, style), name in zip(_STYLES, names):
             if name in walks:
@@ -375,12 +375,13 @@ def plot(walks: dict[str, pd.DataFrame], plays: dict[str, pd.DataFrame], table: 
                   xlabel="squares of free ground in front of the player",
                   ylabel="value (return)" if column == "value" else "P(jump)")
         place.set_title(heading, fontsize=10)
-        place.legend(fontsize=8, loc="lower left" if column == "value" else "upper left")
+        place.legend(fontsize=8, loc="best" if column == "value" else "upper left")
         if column == "jump":
             place.set_ylim(-0.03, 1.03)
     for colour, name in zip((VERMILION, PURPLE, BLUE), (SAW, ENEMY, "pit_4")):
-        for arm, style, text in ((INTACT, "-", "agent plays on"), (SCRIPT, "--", "jump at once")):
-            part = successes({name: plays[f"{arm}_{name}"]})
+        for player, style, text in ((INTACT, "-", "agent plays on"),
+                                    (SCRIPT, "--", "jump at once")):
+            part = successes({name: plays[f"{player}_{name}"]})
             axes[1, 2].errorbar(
                 part["gap"], 1 - part["died"], yerr=np.maximum(
                     0, [part["died_high"] - part["died"], part["died"] - part["died_low"]]),

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from agents.agent_file import agent_title, load_agent
-from agents.config import GameOptions
 from agents.episodes import Episode, PlayOptions
 from agents.networks import Policy, blind_policy
 from agents.provenance import agent_sha256
@@ -53,16 +52,14 @@ from analysis.psychometric_results import (
     successes,
     thresholds,
 )
-from common.cli import count, environments, seed
+from analysis.questions import QuestionOptions
+from common.cli import count
 from common.devices import Compute
-from common.errors import UserError
-from common.files import versions
 from common.game_constants import ACTION_DIRECTIONS, NUM_ACTIONS
-from common.options import ComputeOptions, ShardOptions, command, option
+from common.options import ShardOptions, command, option
 from common.palette import DPI
 from common.results import ResultStore
 from common.shards import WHOLE
-from envs.coin import GAME
 from envs.corridor import (
     COLUMN,
     ENEMY,
@@ -89,17 +86,14 @@ ON_GROUND = 0.01
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PsychometricOptions(GameOptions, ShardOptions, ComputeOptions):
+class PsychometricOptions(QuestionOptions, ShardOptions):
     """Measure at what distance an agent of CoinRun jumps at saws, enemies, crates and pits in
     corridors with a single object, and whether it reacts to the object's look or place."""
 
-    agent_file: Path = option(help="agent that plays", names=("--agent_file", "--model_file"))
     edited_file: Path | None = option(
         None, "edited agent to compare, for example from attribution.choose_edits")
     num_episodes: int = option(60, "number of unseen levels, whose themes the corridors have",
                                type=count)
-    num_envs: int = option(64, "number of corridors played in parallel", type=environments)
-    seed: int = option(0, "seed of levels, actions and bootstrap", type=seed)
     output_dir: Path = option(Path("analysis/psychometrics"), "folder to write to")
     overwrite: bool = option(False, "delete the previous contents of the folder")
 
@@ -110,28 +104,24 @@ def measure_psychometrics(options: PsychometricOptions) -> pd.DataFrame | None:
     Raises:
         UserError: if the game is not CoinRun, or there are too few levels.
     """
-    config, compute = options.env_config(options.agent_file).unseen_levels(), options.compute
-    if config.env_name != GAME:
-        raise UserError(f"the corridors are levels of {GAME}, not of {config.env_name}")
+    config, compute = options.unseen_levels(), options.compute
     check_starts(options.num_episodes, "--num_episodes")
     agents = [load_agent(path, compute.device)
               for path in (options.agent_file, options.edited_file) if path is not None]
     levels = config.draw_levels(options.num_episodes, options.seed)
-    arms = Arms(agents[0], agents[1] if len(agents) > 1 else None, compute, config, tuple(levels),
-                options.seed, options.num_envs)
+    players = Players(agents[0], agents[1] if len(agents) > 1 else None, compute, config,
+                      tuple(levels), options.seed, options.num_envs)
     units = [(entry, name) for entry, settings in ((WALK, WALKS), (PLAY, PLAYS))
-             for name, setting in settings.items() if arms.has(setting.arm)]
+             for name, setting in settings.items() if players.has(setting.player)]
     store = ResultStore(options.output_dir, PSYCHOMETRICS)
     store.open({
-        "agent_file": options.agent_file.name, "agent_sha256": agent_sha256(options.agent_file),
-        "edited_sha256": options.edited_file and agent_sha256(options.edited_file),
-        "env": vars(config), "num_episodes": len(levels), "seed": options.seed,
-        "precision": compute.precision, "versions": versions()},
+        **options.settings(config), "num_episodes": len(levels),
+        "edited_sha256": options.edited_file and agent_sha256(options.edited_file)},
         options.overwrite, options.shard,
         {"conditions": [f"{entry} {name}" for entry, name in units]}, options.join)
     for entry, name in options.shard.of(units):
         if not store.has(entry, name):
-            table = arms.walks(WALKS[name]) if entry == WALK else arms.plays(PLAYS[name])
+            table = players.walks(WALKS[name]) if entry == WALK else players.plays(PLAYS[name])
             store.write(entry, name, value=table)
             column = "jump" if entry == WALK else "success"
             print(f"{entry} {name}: mean of {column} {table[column].mean():.3f}", flush=True)
@@ -140,7 +130,7 @@ def measure_psychometrics(options: PsychometricOptions) -> pd.DataFrame | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Arms:
+class Players:
     """The agent and its altered versions in the corridors of some levels.
 
     Attributes:
@@ -157,10 +147,10 @@ class Arms:
     seed: int
     num_slots: int
 
-    def has(self, arm: str) -> bool:
-        """Return whether there is such an arm: an edited agent, and a memory to change."""
+    def has(self, player: str) -> bool:
+        """Return whether there is such an player: an edited agent, and a memory to change."""
         return {EDITED: self.edited is not None, RESET_ALWAYS: self.policy.recurrent,
-                MOVED: self.policy.recurrent}.get(arm, True)
+                MOVED: self.policy.recurrent}.get(player, True)
 
     def walks(self, setting: Setting) -> pd.DataFrame:
         """Read the policy while the player walks to the object, or stands in front of it.
@@ -173,17 +163,17 @@ class Arms:
             pit. Of a standing player, only the last step at each distance is read.
         """
         if not setting.stands:
-            return self._read(setting.arm, setting.scene, RIGHT, WALK_STEPS)
+            return self._read(setting.player, setting.scene, RIGHT, WALK_STEPS)
         lead = ENEMY_SPEED * STAND_STEPS if setting.scene.kind == ENEMY else 0
-        tables = [self._read(setting.arm, dataclasses.replace(setting.scene, gap=gap + lead,
+        tables = [self._read(setting.player, dataclasses.replace(setting.scene, gap=gap + lead,
                                                               speed=0), STAY, STAND_STEPS)
                   for gap in STAND_GAPS]
         table = pd.concat(tables, ignore_index=True)
         return table[table["step"] == STAND_STEPS].reset_index(drop=True)
 
-    def _read(self, arm: str, scene: Corridor, action: int, num_steps: int) -> pd.DataFrame:
+    def _read(self, player: str, scene: Corridor, action: int, num_steps: int) -> pd.DataFrame:
         tables, last = [], -2 * REACH[0] if scene.kind == PIT else 0
-        for condition in self._conditions(arm, scene, [action] * num_steps):
+        for condition in self._conditions(player, scene, [action] * num_steps):
             rows: list[tuple] = []
             for episode in self._play(condition, num_steps):
                 jump = np.exp(episode.log_probs)[:, JUMPS].sum(axis=1)
@@ -209,9 +199,9 @@ class Arms:
         distances = RELEASE_GAPS if setting.releases else RELEASE_GAPS[:1]
         for walked in dict.fromkeys(int((RELEASE_GAPS[0] - gap) / closing) for gap in distances):
             actions = [RIGHT] * walked
-            if setting.arm == SCRIPT:
+            if setting.player == SCRIPT:
                 actions += [UPRIGHT] + [RIGHT] * PLAY_STEPS
-            [condition, *_] = self._conditions(setting.arm, scene, actions)
+            [condition, *_] = self._conditions(setting.player, scene, actions)
             for episode in self._play(condition, PLAY_STEPS):
                 gap = gaps(episode.positions, scene)
                 solved = bool(episode.level_complete)
@@ -227,17 +217,17 @@ class Arms:
         [played] = testbed.play([condition])
         return list(played.episodes)
 
-    def _conditions(self, arm: str, scene: Corridor, actions: list[int]) -> list[Condition]:
-        """Return the conditions over which an arm is averaged; only MOVED has several."""
-        policy = {EDITED: self.edited, BLIND: self._blind, SCRIPT: self._blind}.get(arm)
+    def _conditions(self, player: str, scene: Corridor, actions: list[int]) -> list[Condition]:
+        """Return the conditions over which an player is averaged; only MOVED has several."""
+        policy = {EDITED: self.edited, BLIND: self._blind, SCRIPT: self._blind}.get(player)
         edit: dict[str, Any] = {"edit": scene, "edit_every_step": scene.repeated,
                                 "policy": policy, "actions": actions}
-        if arm == RESET_ALWAYS:
-            return [Condition(arm, **edit, alter_state=self._lesion())]
-        if arm == MOVED:
-            return [Condition(arm, **edit, alter_state=self._lesion(control))
+        if player == RESET_ALWAYS:
+            return [Condition(player, **edit, alter_state=self._lesion())]
+        if player == MOVED:
+            return [Condition(player, **edit, alter_state=self._lesion(control))
                     for control in range(NUM_ROTATIONS)]
-        return [Condition(arm, **edit)]
+        return [Condition(player, **edit)]
 
     @functools.cached_property
     def _grounds(self) -> list[int]:

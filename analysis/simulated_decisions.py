@@ -17,8 +17,6 @@ import numpy as np
 import pandas as pd
 
 from agents.agent_file import load_agent
-from agents.episodes import PlayOptions, Run, play_episodes
-from agents.networks import Policy
 from agents.provenance import agent_sha256
 from analysis.decision_results import (
     DECISIONS,
@@ -28,9 +26,9 @@ from analysis.decision_results import (
     point_of_no_return,
     rate,
 )
+from analysis.decision_trials import recorded_start
 from common.cli import count, seed, whole
 from common.config import typed
-from common.devices import Compute
 from common.errors import UserError
 from common.files import sha256, versions
 from common.options import ComputeOptions, command, option
@@ -40,7 +38,7 @@ from common.tables import markdown_table
 from envs.procgen_env import EnvConfig
 from generative.config import SimulatorConfig
 from generative.runs import open_simulator
-from generative.simulated_game import RecordedStart, survival_of_actions
+from generative.simulated_game import survival_of_actions
 from generative.start_worlds import check_prior
 from stats.association import rank_correlations
 from stats.bootstrap import ClusterBootstrap
@@ -115,15 +113,6 @@ def compare_decisions(options: SimulatedDecisionOptions) -> pd.DataFrame:
         (row.score, row.quantity, format_interval(row.mean, row.low_95, row.high_95, ".2f"),
          str(row.num_levels)) for row in table.itertuples()])))
     return table
-
-
-def recorded_start(policy: Policy, compute: Compute, config: EnvConfig, case: Case, step: int,
-                   num_frames: int) -> RecordedStart:
-    """Play an episode again up to a step, and return its state there."""
-    [episode] = play_episodes(policy, compute, config, [Run(0, case.level_seed, case.actions)], 0,
-                              1, PlayOptions(max_steps=step))
-    return RecordedStart(episode.frames[step + 1 - num_frames:step + 1],
-                         episode.hidden_states[step], case.actions[step - 1])
 
 
 def agreement(actions: pd.DataFrame, seed: int) -> pd.DataFrame:

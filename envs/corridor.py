@@ -5,8 +5,8 @@ are drawn by the level seed. The coin lies in front of the wall at the end, too 
 object to be in view before the player has passed it.
 
 An object is an entity with a *nature*, its type, which decides what happens on contact, and a
-*look*, its image, which Procgen draws. The state stores both, so they can differ. Procgen sets the
-images of saws and enemies anew at every step, so an edit that changes a look must be repeated.
+*look*, its image, which Procgen draws. The state stores both, so they can differ. Procgen resets
+the images of saws and enemies at every step, so an edit that changes a look must be repeated.
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ def test_joined_shards_equal_one_run_and_every_failure_has_a_film(tmp_path, monk
 def test_other_games_are_refused_in_a_sentence(tmp_path):
     agent = Path(tmp_path / "blind.pth")
     save_agent(agent, always(NULL), origin=AgentOrigin(env_name="ninja", distribution_mode="hard"))
-    with pytest.raises(UserError, match="this study is of coinrun only"):
+    with pytest.raises(UserError, match="levels of coinrun, not of"):
         decisions.measure_decisions(dataclasses.replace(OPTIONS, agent_file=agent))
 
 

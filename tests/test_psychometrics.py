@@ -26,7 +26,7 @@ from analysis.psychometric_results import (
     threshold_of,
     thresholds,
 )
-from analysis.psychometrics import RIGHT, UPRIGHT, Arms, gaps, takeoff
+from analysis.psychometrics import RIGHT, UPRIGHT, Players, gaps, takeoff
 from common.errors import UserError
 from common.results import ResultStore
 from envs.corridor import (
@@ -184,17 +184,17 @@ def planted_agent() -> Policy:
     return policy.eval()
 
 
-def arms_of(policy: Policy) -> Arms:
-    return Arms(policy, None, FLOAT32, HARD, LEVELS, 0, 16)
+def arms_of(policy: Policy) -> Players:
+    return Players(policy, None, FLOAT32, HARD, LEVELS, 0, 16)
 
 
 def test_a_planted_agent_jumps_at_its_distance_and_a_blind_one_at_none():
-    arms, tables = arms_of(planted_agent()), {}
-    for name, arm, scene, stands in (
+    players, tables = arms_of(planted_agent()), {}
+    for name, player, scene, stands in (
             ("intact_crate", INTACT, CRATE, False), ("intact_saw", INTACT, SAW, False),
             ("stands_crate", INTACT, CRATE, True), ("intact_pit_4", INTACT, "pit_4", False),
             ("intact_saw_up_2", INTACT, "saw_up_2", False), ("blind_saw", BLIND, SAW, False)):
-        tables[name] = arms.walks(Setting(arm, SCENES[scene], stands))
+        tables[name] = players.walks(Setting(player, SCENES[scene], stands))
     table = thresholds(tables, 0).set_index("condition")
     for name, inside in (("intact_crate", 0), ("stands_crate", 0), ("intact_saw", 0.1)):
         row = table.loc[name]  # a pixel is 0.2 squares; a saw's image begins inside its square
@@ -208,16 +208,16 @@ def test_a_planted_agent_jumps_at_its_distance_and_a_blind_one_at_none():
 
 
 def test_the_script_passes_where_a_jump_is_right_and_a_disguise_deceives():
-    arms = arms_of(planted_agent())
-    script = arms.plays(Setting(SCRIPT, SCENES[SAW])).groupby("step")["success"].mean()
+    players = arms_of(planted_agent())
+    script = players.plays(Setting(SCRIPT, SCENES[SAW])).groupby("step")["success"].mean()
     assert script.loc[0] == 0 and script.iloc[-1] == 1  # it lands on the saw, or passes it
-    seen, unseen = (arms.plays(Setting(BLIND, SCENES[name], False)) for name in (SAW, "nothing"))
+    seen, unseen = (players.plays(Setting(BLIND, SCENES[name], False)) for name in (SAW, "nothing"))
     assert seen["died"].mean() > 0.1 and not unseen["died"].any()
-    own = arms.plays(Setting(INTACT, SCENES[SAW]))
+    own = players.plays(Setting(INTACT, SCENES[SAW]))
     first = own[own["step"] == 0]
     assert first["success"].mean() == 1
     assert first["takeoff"].between(SEES - 0.7, SEES + 0.2).mean() > 0.9
-    hidden = arms.plays(Setting(INTACT, SCENES["saw_invisible"]))
+    hidden = players.plays(Setting(INTACT, SCENES["saw_invisible"]))
     assert set(hidden["step"]) == {0} and hidden["died"].mean() == 1
 
 
@@ -228,7 +228,7 @@ def test_the_study_of_a_blind_agent_in_shards_finds_no_threshold(tmp_path, monke
         env_name="coinrun", distribution_mode="hard", use_backgrounds=False))
     names = [f"intact_{scene}" for scene in ("nothing", "saw", "enemy", "crate", "pit_4")]
     walks = {name: WALKS[name] for name in (*names, "stands_nothing", "stands_saw")}
-    plays = {f"{arm}_{scene}": PLAYS[f"{arm}_{scene}"] for arm in (INTACT, SCRIPT)
+    plays = {f"{player}_{scene}": PLAYS[f"{player}_{scene}"] for player in (INTACT, SCRIPT)
              for scene in ("saw", "enemy", "pit_4")}
     for name, value in (("WALKS", walks), ("PLAYS", plays), ("RELEASE_GAPS", (8, 0)),
                         ("STAND_GAPS", np.arange(0, 2, 0.5))):
@@ -246,9 +246,10 @@ def test_the_study_of_a_blind_agent_in_shards_finds_no_threshold(tmp_path, monke
     report = (folder / "report.md").read_text()
     assert "none (saw)" in report and "a single jump passes the saw from" in report
     config = EnvConfig("coinrun", "hard")
-    arms = Arms(load_agent(agent), None, FLOAT32, config, tuple(config.draw_levels(10, 0)), 0, 3)
-    for entry, measured in (("walk", arms.walks(WALKS["intact_saw"])),
-                            ("play", arms.plays(PLAYS["intact_saw"]))):
+    players = Players(load_agent(agent), None, FLOAT32, config, tuple(config.draw_levels(10, 0)), 0,
+                      3)
+    for entry, measured in (("walk", players.walks(WALKS["intact_saw"])),
+                            ("play", players.plays(PLAYS["intact_saw"]))):
         assert store.file_of(entry, "intact_saw").read_text() == measured.to_csv(index=False)
 
 
