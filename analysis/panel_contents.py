@@ -167,7 +167,7 @@ def read_failures(store: ResultStore, agent: str | None) -> tuple[Failure, ...]:
     table = store.read("decisions", form=_DECISIONS)
     table = table[table["group"] == FAILURES].astype({"number": int})
     return tuple(Failure(
-        row.number, row.cause, row["class"],
+        row.number, row.cause.replace("_", " "), row["class"],
         None if np.isnan(row.before_end) else int(row.before_end),
         *("" if np.isnan(row[name]) else ACTION_LABELS[int(row[name])]
           for name in ("action", "best_action")),

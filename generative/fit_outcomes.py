@@ -110,7 +110,7 @@ def examples(simulator: Simulator, compute: Compute, dataset: RolloutDataset,
     parts = []
     try:
         for rows in with_progress(list(in_batches(np.arange(len(windows)), _AT_A_TIME)),
-                                  -(-len(windows) // _AT_A_TIME), "batch of windows"):
+                                  -(-len(windows) // _AT_A_TIME), "batch"):
             batch = align(dataset.batch(windows[rows]).to(compute.device), simulator.config)
             with compute.autocast():
                 start = simulator.start_from(simulator.encode(batch.initial_images), draw,

@@ -276,7 +276,7 @@ def test_failures_have_their_decisions_and_films(run, exported, tmp_path, capsys
     argv = run.arguments(*write_decisions(run), "--output_dir", str(output.path))
     assert export_panel.main(argv) == 0
     fatal, lost = content(output, "manifest")["failures"]
-    assert fatal == {"number": 5, "cause": "saw", "kind": "wrong", "before_end": 3,
+    assert fatal == {"number": 5, "cause": "enemy left", "kind": "wrong", "before_end": 3,
                      "taken": "null", "best": "right", "taken_rate": 0.125, "best_rate": 0.75}
     assert lost["number"] == 7 and lost["before_end"] is lost["best_rate"] is None
     assert bytes_of(content(output, "failure_00007")["film"]) == (

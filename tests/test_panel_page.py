@@ -503,7 +503,7 @@ def test_features_have_a_page_each(browser, page, tmp_path):
         # Fatal decisions
         failed = page.get_by_role("list", name="Failed episodes").get_by_role("button")
         assert [text.split() for text in failed.all_inner_texts()] == [
-            ["saw", "wrong,", "3"], ["lava", "unavoidable"]]
+            ["enemy", "left", "wrong,", "3"], ["lava", "unavoidable"]]
         for number, words, seconds in (
                 (5, "the agent chose null: 13 % of the continuations are saved. After right, 75 %",
                  3), (7, "No action in the measured states", 6)):
