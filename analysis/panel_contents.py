@@ -169,11 +169,14 @@ def read_failures(store: ResultStore, agent: str | None) -> tuple[Failure, ...]:
     return tuple(Failure(
         row.number, row.cause.replace("_", " "), row["class"],
         None if np.isnan(row.before_end) else int(row.before_end),
-        *("" if np.isnan(row[name]) else ACTION_LABELS[int(row[name])]
-          for name in ("action", "best_action")),
+        _label(row.action), _label(row.best_action),
         _known(row.taken_rate), _known(row.best_rate),
         store.file_of("films", f"{FAILURES}_{row.number}"))
         for _, row in table.iterrows() if store.has("films", f"{FAILURES}_{row.number}"))
+
+
+def _label(action: float) -> str:
+    return "" if np.isnan(action) else ACTION_LABELS[int(action)]
 
 
 def _source(folder: SampleFolder, num_samples: int | None) -> _Source:

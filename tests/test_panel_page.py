@@ -509,8 +509,8 @@ def test_features_have_a_page_each(browser, page, tmp_path):
                  3), (7, "No action in the measured states", 6)):
             group = page.get_by_role("group", name=f"Episode {number}")
             assert words in " ".join(group.inner_text().split())
-            page.wait_for_function("seconds => document.querySelector('video').duration === seconds",
-                                   arg=seconds)
+            page.wait_for_function(
+                "seconds => document.querySelector('video').duration === seconds", arg=seconds)
             failed.nth(1).press("Enter")
         assert fragment_of(page)["failure"] == ["7"]
 
