@@ -263,8 +263,8 @@ def write_decisions(run: Run) -> list[str]:
     store = ResultStore(run.folder / "decisions", DECISIONS)
     store.open({"agent_sha256": AGENT})
     row = {"group": "failures", "number": 5, "level_seed": 8, "cause": "enemy_left",
-           "class": "wrong", "before_end": 3.0, "action": 4.0, "best_action": 7.0, "best_rate": 0.75,
-           "taken_rate": 0.125}
+           "class": "wrong", "before_end": 3.0, "action": 4.0, "best_action": 7.0,
+           "best_rate": 0.75, "taken_rate": 0.125}
     lost = {**row, "number": 7, "cause": "lava", "class": "unavoidable", **dict.fromkeys(
         ("before_end", "action", "best_action", "best_rate", "taken_rate"), np.nan)}
     store.write("decisions", value=pd.DataFrame([

@@ -236,7 +236,7 @@ class _Column:
     end: int
 
     def drawn(self, step: int) -> np.ndarray:
-        """Draw the frame of a step, outlined, over its darkened surroundings (AROUND, AROUND, C)."""
+        """Draw the frame of a step over its darkened surroundings (AROUND, AROUND, C)."""
         step, margin = min(step, self.end), FRAME_SIZE
         canvas = np.pad(self.around // 2, ((margin, margin), (margin, margin), (0, 0)))
         left, top = (np.round(self.moved[step]).astype(int) + 2 * FRAME_SIZE).clip(
