@@ -133,9 +133,9 @@ class Prior(nn.Module):
         if noise is None:
             noise = self.place_noise(world.seeds, world.origin)
         squares, places, looks = _parts(noise)
-        noise = PriorNoise(squares, camera, camera, places)
-        squares, _ = self.worlds.sample(noise, self.world_times, world.squares,
-                                        known[:, None].to(camera), camera)
+        squares, _ = self.worlds.sample(
+            PriorNoise(squares, camera, camera, places), self.world_times, world.squares,
+            known[:, None].to(camera), camera)
         new = {**_motion(places, looks), "looks": looks}
         return dataclasses.replace(world, squares=squares, **{
             name: torch.where(known, getattr(world, name), field) for name, field in new.items()})

@@ -21,6 +21,7 @@ from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.losses import outcome_entropy
 from generative.networks import LatentSampler
+from generative.prior import _parts
 from generative.runs import open_simulator
 from generative.simulator import Simulator, stack
 from generative.spatial_decoder import OutcomeHead
