@@ -82,8 +82,8 @@ def report(table: pd.DataFrame, summary: pd.DataFrame, settings: dict) -> str:
              "before a death or a coin. Squares that are not in view are searched; the agent then "
              f"plays {settings['num_steps']} actions in the simulator. A search for an aim "
              f"evaluates {settings['num_evaluations']} worlds, and so does its baseline, the best "
-             "of random worlds. Effects are relative to the most plausible world, generated from noise of "
-             "zeros. Means with 95 % intervals over levels."]
+             "of random worlds. Effects are relative to the most plausible world, generated from "
+             "noise of zeros. Means with 95 % intervals over levels."]
     if settings["why_perhaps_trained_on"]:
         lines += ["", f"The simulator may have been trained on these levels: "
                       f"{settings['why_perhaps_trained_on']}."]

@@ -280,16 +280,6 @@ class Simulator(nn.Module):
         Raises:
             UserError: if the simulator has no worlds, or its prior is not trained.
         """
-        world, known, camera = self.squares_in_view(images, env_h, seeds)
-        return self.prior.completed(world, known, camera)
-
-    def squares_in_view(self, images: Tensor, env_h: Tensor, seeds: Tensor | None = None
-                        ) -> tuple[World, Tensor, Tensor]:
-        """Read the squares in view off images; see ``surroundings`` for arguments and errors.
-
-        Returns:
-            The arguments of ``Prior.completed``: worlds, known squares, and the camera.
-        """
         prior, squares = self._trained_prior(), self.squares
         assert squares is not None and self.config.world_squares
         camera = split_state(env_h, self.config).camera
@@ -300,7 +290,7 @@ class Simulator(nn.Module):
         world = dataclasses.replace(world, corner=corner, velocities=world.velocities * speeds,
                                     squares=functional.one_hot(
                                         world.squares, len(squares.templates)).to(corner))
-        return world, known, camera_globals(camera)
+        return prior.completed(world, known, camera_globals(camera))
 
     def _moved_on(self, world: World, scenery: Scenery, h: Tensor) -> tuple[World, Scenery]:
         """Let worlds move on after a step to states h (B, H), see ``Prior.continued``.

@@ -25,6 +25,7 @@ from common.game_constants import ACTION_DIRECTIONS, FRAME_SIZE
 from generative.batches import divide
 from generative.dataset import WindowPlace
 from generative.networks import LatentSampler
+from generative.prior import camera_globals
 from generative.simulator import Simulator, Start
 from generative.spatial import split_state
 from generative.squares import World
@@ -158,11 +159,13 @@ class View:
         start = dataclasses.replace(
             start, agent_hidden=torch.from_numpy(hidden).to(compute.device),
             action=simulator.one_hot_actions(torch.tensor([action], device=compute.device)))
-        world, known, camera = simulator.squares_in_view(images[-1], start.env_h, seeds)
+        squares, world = simulator.squares, start.world
+        assert squares is not None and world is not None
+        size, num = squares.pixels_per_square, world.squares.shape[1]
+        _, known = squares.read(images[-1], world.corner, num)
+        camera = camera_globals(split_state(start.env_h, simulator.config).camera)
         noise = torch.zeros_like(simulator.prior.place_noise(seeds))
-        assert simulator.squares is not None
-        size = simulator.squares.pixels_per_square
-        near = world.corner[0, :, None] + size * torch.arange(known.shape[1], device=known.device)
+        near = world.corner[0, :, None] + size * torch.arange(num, device=known.device)
         close = (near < FRAME_SIZE + _MARGIN * size) & (near + size > -_MARGIN * size)  # (2, n)
         given = known[0] | (close[1][:, None] & close[0])
         world = simulator.prior.completed(world, known, camera, noise)
