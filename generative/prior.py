@@ -93,7 +93,7 @@ class Prior(nn.Module):
         Args:
             seeds: a seed per start, int64 (B,).
         """
-        squares, places, _ = self._place_noise(seeds, torch.zeros(len(seeds), 2, dtype=torch.int64))
+        squares, places, _ = _parts(self.place_noise(seeds))
         others = []
         for seed in seeds.tolist():
             generator = _generator(seed)
@@ -117,21 +117,25 @@ class Prior(nn.Module):
 
     def objects(self, noise: PriorNoise, seeds: Tensor) -> dict[str, Tensor]:
         """Return the fields of ``World`` that describe its objects apart from their squares."""
-        _, _, looks = self._place_noise(seeds, torch.zeros(len(seeds), 2, dtype=torch.int64))
+        _, _, looks = _parts(self.place_noise(seeds))
         return {**_motion(noise.places, looks), "looks": looks, "clock": seeds % CLOCK_PERIOD}
 
-    def completed(self, world: World, known: Tensor, camera: Tensor) -> World:
+    def completed(self, world: World, known: Tensor, camera: Tensor,
+                  noise: Tensor | None = None) -> World:
         """Generate the squares of a world that are not known.
 
         Args:
             world: squares, as probabilities where they are known.
             known: mask of the known squares, bool (B, n, n).
             camera: phase and velocity (B, NUM_GLOBALS).
+            noise: noise of the squares, see ``place_noise``; None for that of the world's seeds.
         """
-        squares, places, looks = self._place_noise(world.seeds, world.origin)
-        noise = PriorNoise(squares, camera, camera, places)
-        squares, _ = self.worlds.sample(noise, self.world_times, world.squares,
-                                        known[:, None].to(camera), camera)
+        if noise is None:
+            noise = self.place_noise(world.seeds, world.origin)
+        squares, places, looks = _parts(noise)
+        squares, _ = self.worlds.sample(
+            PriorNoise(squares, camera, camera, places), self.world_times, world.squares,
+            known[:, None].to(camera), camera)
         new = {**_motion(places, looks), "looks": looks}
         return dataclasses.replace(world, squares=squares, **{
             name: torch.where(known, getattr(world, name), field) for name, field in new.items()})
@@ -179,18 +183,19 @@ class Prior(nn.Module):
         return World(*(torch.index_copy(before, 0, rows, after.to(before))
                        for before, after in zip(vars(world).values(), vars(new).values())))
 
-    def _place_noise(self, seeds: Tensor, origin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def place_noise(self, seeds: Tensor, origin: Tensor | None = None) -> Tensor:
         """Draw the noise of squares, which depends only on seed and place.
 
         Args:
             seeds: seeds, int64 (B,).
-            origin: place of the first square, to the right and down, int64 (B, 2).
+            origin: place of the first square, to the right and down, int64 (B, 2); None for 0.
 
         Returns:
-            Noise of the classes (B, E, n, n), noise of the places of objects (B, n, n), and numbers
-            of their looks, int64 (B, n, n).
+            Standard normal noise (B, E + 2, n, n): of the classes, of the places of objects, and of
+            their looks.
         """
         num, fields = self.worlds.num_squares, []
+        origin = seeds.new_zeros(len(seeds), 2) if origin is None else origin
         for seed, (x, y) in zip(seeds.tolist(), origin.tolist()):
             across = range(x // _BLOCK, (x + num - 1) // _BLOCK + 1)
             along = range(y // _BLOCK, (y + num - 1) // _BLOCK + 1)
@@ -198,10 +203,14 @@ class Prior(nn.Module):
                 torch.randn(EMBEDDING + 2, _BLOCK, _BLOCK, generator=_generator(seed, column, row))
                 for column in across], dim=2) for row in along], dim=1)
             fields.append(blocks[:, y - _BLOCK * along[0]:, x - _BLOCK * across[0]:][:, :num, :num])
-        noise = torch.stack(fields)
-        looks = (_uniform(noise[:, -1]).abs() * _MANY_LOOKS).long()
-        device = self.trained.device
-        return noise[:, :EMBEDDING].to(device), noise[:, EMBEDDING].to(device), looks.to(device)
+        return torch.stack(fields).to(self.trained.device)
+
+
+def _parts(noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the parts of ``Prior.place_noise``: noise of the classes (B, E, n, n), noise of the
+    places of objects (B, n, n), and numbers of their looks, int64 (B, n, n)."""
+    looks = (_uniform(noise[:, -1]).abs() * _MANY_LOOKS).long()
+    return noise[:, :EMBEDDING], noise[:, EMBEDDING], looks
 
 
 def _uniform(noise: Tensor) -> Tensor:

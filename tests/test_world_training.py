@@ -22,6 +22,7 @@ from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.losses import outcome_entropy
 from generative.networks import LatentSampler
+from generative.prior import _parts
 from generative.runs import open_simulator
 from generative.simulator import Simulator, stack
 from generative.spatial_decoder import OutcomeHead
@@ -322,8 +323,8 @@ def test_known_squares_stay_when_a_world_moves_on(trained):
 
 
 def test_noise_depends_on_seed_and_place_only(trained):
-    squares, *others = trained.prior._place_noise(torch.tensor([5, 5, 6]),
-                                                  torch.tensor([[0, 0], [7, -3], [0, 0]]))
+    squares, *others = _parts(trained.prior.place_noise(
+        torch.tensor([5, 5, 6]), torch.tensor([[0, 0], [7, -3], [0, 0]])))
     for at in (squares, *others):
         assert torch.equal(at[0, ..., :36, 7:], at[1, ..., 3:, :32])
         assert not torch.equal(at[0], at[2])

@@ -1,0 +1,368 @@
+"""What must lie beyond the edge of the view for the agent to die, turn, or change its value?
+
+For recorded views, a search varies the noise from which the prior generates the squares that are
+not in view. The result is compared with the best of as many random worlds, reduced to the smallest
+change of the most plausible world that has the effect, and checked: is this world plausible, and
+does the effect persist if all other squares are generated anew?
+
+The *most plausible world* of a view is the one that the prior generates from noise of zeros.
+
+The same command resumes a killed run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from common.cli import count, whole
+from common.errors import UserError
+from common.files import versions
+from common.options import command, option
+from common.progress import with_progress
+from common.results import Entry, File, Json, Npz, ResultStore, Schema, Table, Text
+from common.schemas import Array
+from generative.beyond_report import SUMMARY, draw_view, film_view, report, summarise
+from generative.dataset import RolloutDataset, WindowPlace
+from generative.dream_life import TIME_LIMIT
+from generative.flags import SimulatorOptions
+from generative.runs import leakage_reason
+from generative.squares import SquareImages, World
+from generative.start_worlds import check_prior, world_seeds
+from generative.surroundings import (
+    AIMS,
+    OCCURS,
+    Candidates,
+    Rollouts,
+    View,
+    as_probabilities,
+    certain,
+    effects,
+    evolve,
+    has_turned,
+    joined,
+    mixed,
+    smallest_change,
+    strength,
+)
+from generative.world_contents import name_classes, recorded_worlds
+
+NEAR_END = range(4, 17)  # actions between a view and the recorded end, in one half of the views
+NUM_CONTROLS = 3  # random worlds of about equal plausibility, per counterfactual
+# Kinds of stored worlds: the most plausible one; its smallest change for an aim; what the search
+# found; random worlds of about equal plausibility as the change.
+PLAUSIBLE, CHANGED, SEARCHED, CONTROL = "plausible", "changed", "searched", "control"
+_BEYOND, _RANDOM, _REDRAWN, _SEARCH = 11, 12, 13, 14  # random streams; parts of seeds
+_WORLD_ARRAYS = {  # a row for each world, otherwise as in sample files
+    "world": Array(np.float16, "W n n K"), "world_corner": Array(np.float32, "W 2"),
+    "world_places": Array(np.float16, "W n n"), "world_velocities": Array(np.float16, "W n n"),
+    "world_looks": Array(np.int16, "W n n"), "world_clock": Array(np.int64, "W"),
+    "world_seeds": Array(np.int64, "W"), "kind": Array(np.str_, "W"), "aim": Array(np.str_, "W"),
+    "given": Array(np.bool_, "n n")}
+_ROLLOUT_ARRAYS = {
+    prefix + name: Array(np.float32, f"T {letter}" + (" 2" if name == "moved" else ""))
+    for prefix, letter in (("", "W"), ("random_", "N")) for name in (
+        field.name for field in dataclasses.fields(Rollouts))}
+COUNTERFACTUAL = {
+    "view": int, "episode": int, "frame": int, "level_seed": int, "near_end": bool,
+    "aim": str, "effect": float, "step": int, "turned": bool, "searched": float, "random": float,
+    "num_different": int, "num_squares": int, "kinds": str, "distance": float, "percentile": float,
+    "searched_percentile": float, "plausible_percentile": float, "shuffled_percentile": float,
+    "nats": float, "persists": float, "occurs_at_random": float}
+BEYOND = Schema("worlds beyond the view", "python -m generative.beyond", items={
+    "classes": Entry("classes.json", Json()),
+    "worlds": Entry("worlds/{:0>5}.npz", Npz(_WORLD_ARRAYS)),
+    "rollouts": Entry("rollouts/{:0>5}.npz", Npz(_ROLLOUT_ARRAYS)),
+    "counterfactuals": Entry("views/{:0>5}.csv", Table(COUNTERFACTUAL, exact=True)),
+    "film": Entry("films/view_{:0>5}.mp4", File()),
+    "picture": Entry("pictures/view_{:0>5}.png", File())}, results={
+    "table": Entry("counterfactuals.csv", Table(COUNTERFACTUAL)),
+    "summary": Entry("summary.csv", Table(SUMMARY)), "report": Entry("report.md", Text())},
+    informative=("versions", "agent_file", "model_file", "data_dir"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BeyondOptions(SimulatorOptions):
+    """Search for what must lie beyond a recorded view for the agent to act differently."""
+
+    num_views: int = option(34, "recorded views, each of another episode", type=count)
+    num_evaluations: int = option(
+        256, "worlds that a search evaluates for an aim, and random worlds it is compared with",
+        type=whole(8, 100_000))
+    num_steps: int = option(16, "actions within which the effect must occur", type=whole(4, 64))
+    num_redrawn: int = option(8, "times that all squares outside the change are generated anew",
+                              type=count)
+    unseen: bool = option(False, "state that the simulator was not trained on these levels, if "
+                                 "this is unknown")
+    output_dir: Path = option(Path("beyond"), "folder to write to")
+    overwrite: bool = option(False, "delete the previous contents of the folder")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedView(WindowPlace):
+    """A recorded frame beyond whose edge is searched.
+
+    Attributes:
+        near_end: whether it was chosen because the recorded episode ends soon.
+    """
+
+    near_end: bool
+
+
+def choose_views(dataset: RolloutDataset, number: int, seed: int) -> list[RecordedView]:
+    """Draw recorded frames, at most one per episode.
+
+    Every other frame is 4 to 16 actions before a death and before a coin, in turn (without ends by
+    the time limit), as far as the recording has enough of them; the others are any frames that are
+    at least 4 actions before the end of their episode.
+
+    Raises:
+        UserError: if the recording has too few episodes.
+    """
+    rng, first = np.random.default_rng([seed, _BEYOND]), dataset.num_init_steps - 1
+    deaths: list[tuple[RecordedView, RecordedView]] = []  # near the end, anywhere
+    coins: list[tuple[RecordedView, RecordedView]] = []
+    others: list[tuple[RecordedView, RecordedView]] = []
+    for episode in rng.permutation(np.unique(dataset.episodes)).tolist():
+        steps = dataset.folder.steps(episode)
+        last = dataset.folder.array_files(episode).frames.shape[0] - 1  # terminal row
+        if last - NEAR_END[0] < first:
+            continue
+        away = rng.integers(NEAR_END[0], min(NEAR_END[-1], last - first) + 1)
+        frame = int(rng.integers(first, last - NEAR_END[0] + 1))
+        found = (RecordedView(episode, int(last - away), True), RecordedView(episode, frame, False))
+        is_coin = steps["reward"].max() > 0
+        (others if last >= TIME_LIMIT else coins if is_coin else deaths).append(found)
+    views: list[RecordedView] = []
+    while len(views) < number:
+        near = len(views) % 2 == 0
+        queues = [deaths, coins] if len(views) % 4 == 0 else [coins, deaths]
+        if not near:
+            queues.sort(key=len, reverse=True)
+        queue = next((queue for queue in queues if queue), others)
+        if not queue:
+            raise UserError(f"{dataset.folder.path} has episodes for only {len(views)} views; "
+                            "lower --num_views or record more episodes")
+        views.append(queue.pop(0)[0 if near and queue is not others else 1])
+    return views
+
+
+def search_beyond(options: BeyondOptions) -> pd.DataFrame:
+    """Search beyond all views, or resume the search, and return the table of counterfactuals.
+
+    Raises:
+        UserError: if simulator, agent and recording do not fit together.
+    """
+    simulator, compute = options.open_simulator(), options.compute
+    squares = simulator.squares
+    if squares is None:
+        raise UserError("this simulator has no worlds, so nothing lies beyond its views")
+    check_prior(simulator)
+    dataset = RolloutDataset(Path(options.parameters.common.data_dir),
+                             simulator.config.num_init_steps, options.num_steps)
+    dataset.check_agent(options.agent_file, simulator.agent.policy)
+    views = choose_views(dataset, options.num_views, options.seed)
+    numbers = np.flatnonzero(np.isin(dataset.episodes_of(np.arange(len(dataset))),
+                                     [view.episode for view in views]))
+    doubt = leakage_reason(options.model_file, dataset, numbers, assured=options.unseen)
+    store = ResultStore(options.output_dir, BEYOND)
+    store.open({
+        **options.origin, "data_dir": options.parameters.common.data_dir,
+        "recording_sha256": dataset.folder.sha256(options.check_contents),
+        "why_perhaps_trained_on": doubt, "views": [dataclasses.asdict(view) for view in views],
+        "num_evaluations": options.num_evaluations, "num_steps": options.num_steps,
+        "num_redrawn": options.num_redrawn, "batch_size": options.batch_size,
+        "seed": options.seed, "precision": compute.precision, "versions": versions()},
+        options.overwrite)
+    classes = store.compute("classes", function=lambda: {
+        name: found.tolist() for name, found in name_classes(
+            dataset, recorded_worlds(simulator, dataset, numbers), squares).items()})
+    tables = []
+    for number, place in enumerate(with_progress(iter(views), len(views), "view")):
+        (seed,) = world_seeds([(options.seed, _BEYOND, number)]).tolist()
+        view = View.recorded(simulator, compute, dataset.folder, place, seed, options.num_steps,
+                             options.batch_size)
+        if not store.has("counterfactuals", number):
+            level = int(dataset.folder.steps(place.episode)["level_seed"].iloc[0])
+            table, worlds, rollouts = counterfactuals(view, options, number)
+            table["kinds"] = [_named(squares, classes, pairs) for pairs in table["kinds"]]
+            store.write("worlds", number, value=worlds)
+            store.write("rollouts", number, value=rollouts)
+            store.write("counterfactuals", number, value=table.assign(
+                view=number, level_seed=level, **dataclasses.asdict(place))[list(COUNTERFACTUAL)])
+        tables.append(store.read("counterfactuals", number))
+        if not (store.has("film", number) and store.has("picture", number)):
+            stored, kinds, _ = stored_worlds(store, number)
+            shown = stored[np.isin(kinds, (PLAUSIBLE, CHANGED))]
+            with store.file("film", number) as path:
+                film_view(path, view, shown)
+            with store.file("picture", number) as path:
+                draw_view(path, view, shown, tables[-1])
+    table = pd.concat(tables, ignore_index=True)
+    summary = summarise(table, options.seed)
+    store.write("table", value=table)
+    store.write("summary", value=summary)
+    store.write("report", value=report(table, summary, store.settings()))
+    store.finish()
+    print(f"wrote {len(table)} counterfactuals of {len(views)} views to {store.path}; read "
+          f"{store.file_of('report').name} first")
+    return table
+
+
+def counterfactuals(view: View, options: BeyondOptions, number: int
+                    ) -> tuple[pd.DataFrame, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Search for all aims beyond one view.
+
+    Args:
+        number: number of the view, which is part of all seeds.
+
+    Returns:
+        The table with a row for each aim, in which ``kinds`` are still pairs of old and new classes
+        (K, 2); and the arrays of the items ``worlds`` and ``rollouts``.
+    """
+    num = options.num_evaluations
+    plausible = view.worlds(torch.zeros_like(view.noise(torch.zeros(1, dtype=torch.int64))))
+    base = view.simulate(plausible)
+    noise = view.noise(world_seeds([(options.seed, _RANDOM, number, i) for i in range(num)]))
+    random = view.worlds(noise)
+    at_random = view.simulate(random)
+    losses, plausible_loss = view.losses(random), view.losses(plausible)[0]
+    shuffled_loss = view.losses(_shuffled(random[:1], view, options.seed))[0]
+    first_noise = view.noise(world_seeds([(options.seed, _SEARCH, number, i)
+                                          for i in range(max(num // 4, 1))]))
+    first = view.simulate(view.worlds(first_noise))
+    rng = np.random.default_rng([options.seed, _SEARCH, number])
+    rows, worlds, kinds = [], [plausible], [(PLAUSIBLE, "")]
+    for aim in AIMS:
+        def candidates(noise: Tensor, found: Rollouts, aim: str = aim) -> Candidates:
+            return Candidates(noise, strength(aim, effects(aim, found, base)[0]),
+                              view.seen(found.moved))
+
+        best = evolve(lambda noise: candidates(noise, view.simulate(view.worlds(noise))),
+                      candidates(first_noise, first), num, rng)
+        searched = view.worlds(best.noise)
+        mask, different = reduced(view, aim, plausible, searched, base)
+        changed = mixed(plausible, searched, mask[None])
+        found = view.simulate(changed)
+        (effect,), (step,) = effects(aim, found, base)
+        redrawn = view.simulate(view.worlds(view.noise(world_seeds(
+            [(options.seed, _REDRAWN, number, AIMS.index(aim), i)
+             for i in range(options.num_redrawn)])), changed, mask))
+        (loss,) = view.losses(changed)
+        near = np.argsort(abs(losses - loss), kind="stable")[:NUM_CONTROLS]
+        classes = [part.squares[0].cpu().numpy()[mask] for part in (plausible, changed)]
+        unlike = ~view.given.cpu().numpy()
+        rows.append({
+            "aim": aim, "effect": effect, "step": step,
+            "turned": bool(has_turned(found, base, step)[0]), "searched": best.scores[0],
+            "random": strength(aim, effects(aim, at_random, base)[0]).max(),
+            "searched_percentile": _percentile(view.losses(searched)[0], losses),
+            "num_different": int(different.sum()), "num_squares": int(mask.sum()),
+            "kinds": np.stack(classes, axis=1),
+            "distance": view.distance(mask).min() if mask.any() else np.nan,
+            "percentile": _percentile(loss, losses),
+            "plausible_percentile": _percentile(plausible_loss, losses),
+            "shuffled_percentile": _percentile(shuffled_loss, losses),
+            "nats": (loss - plausible_loss) * unlike.sum(),
+            "persists": _occurs(aim, effect, redrawn, base).mean(),
+            "occurs_at_random": _occurs(aim, effect, at_random, base).mean()})
+        worlds += [changed, searched, random[near]]
+        kinds += [(CHANGED, aim), (SEARCHED, aim), *[(CONTROL, aim)] * len(near)]
+    probable = as_probabilities(joined(worlds), view.world.squares.shape[-1])
+    arrays = {name: getattr(probable, field).cpu().numpy() for name, field in (
+        ("world", "squares"), *((f"world_{field}", field) for field in (
+            "corner", "places", "velocities", "looks", "clock", "seeds")))}
+    rollouts = vars(view.simulate(joined(worlds))) | {
+        f"random_{name}": array for name, array in vars(at_random).items()}
+    return pd.DataFrame(rows), {**arrays, "given": view.given.cpu().numpy(),
+                                **dict(zip(("kind", "aim"), np.array(kinds).T))}, rollouts
+
+
+def reduced(view: View, aim: str, plausible: World, searched: World, base: Rollouts
+            ) -> tuple[np.ndarray, np.ndarray]:
+    """Return the squares, bool (n, n), of the smallest change, and those of the whole one; see
+    ``smallest_change``. The sign of the effect does not change.
+
+    Args:
+        searched: changed world (1 row).
+        base: simulation of the plausible world.
+    """
+    different = view.differences(searched, plausible)[0]
+    if not different.any():
+        return different, different
+    found = view.simulate(searched)
+    (size,), _ = effects(aim, found, base)
+
+    def effect(masks: np.ndarray) -> np.ndarray:
+        rollouts = view.simulate(mixed(plausible, searched, masks))
+        return effects(aim, rollouts, base)[0] * np.sign(size)
+
+    matters = view.seen(np.concatenate([found.moved, base.moved], axis=1)).any(axis=0)
+    return smallest_change(effect, different, matters, abs(size)), different
+
+
+def stored_worlds(store: ResultStore, number: int) -> tuple[World, np.ndarray, np.ndarray]:
+    """Read the stored worlds of a view.
+
+    Returns:
+        Worlds with certain classes, and their kinds and aims (W,) each; the plausible one comes
+        first, and has no aim.
+    """
+    arrays = store.read("worlds", number)
+    fields = {name: torch.from_numpy(arrays[f"world_{name}"]) for name in (
+        "places", "velocities", "looks", "clock", "seeds")}
+    world = World.of(torch.from_numpy(arrays["world"]).float(),
+                     torch.from_numpy(arrays["world_corner"]), **{
+        name: field.float() if field.is_floating_point() else field.long()
+        for name, field in fields.items()})
+    return certain(world), arrays["kind"], arrays["aim"]
+
+
+def _occurs(aim: str, effect: float, found: Rollouts, base: Rollouts) -> np.ndarray:
+    """Return whether an effect occurs in worlds: same sign, and at least OCCURS of its size."""
+    return effects(aim, found, base)[0] * np.sign(effect) >= OCCURS * abs(effect)
+
+
+def _percentile(loss: float, losses: np.ndarray) -> float:
+    """Return the percentage of random worlds (N,) that are less plausible; ties count half."""
+    return 100 * float(((losses > loss) + 0.5 * (losses == loss)).mean())
+
+
+def _shuffled(world: World, view: View, seed: int) -> World:
+    """Shuffle the squares beyond the view of a world (1 row)."""
+    places = torch.from_numpy(np.random.default_rng(seed).permutation(int((~view.given).sum())))
+    squares = world.squares.clone()
+    squares[:, ~view.given] = squares[:, ~view.given][:, places.to(squares.device)]
+    return dataclasses.replace(world, squares=squares)
+
+
+def _named(squares: SquareImages, classes: dict[str, list[int]], pairs: np.ndarray) -> str:
+    """Return the kinds of changed squares, such as "2 empty to lava, 1 wall to empty".
+
+    Args:
+        classes: numbers of the classes by name of the kind.
+        pairs: class in the plausible and in the changed world (K, 2).
+    """
+    names, sprites = {squares.empty_class: "empty"}, squares.sprites
+    for kind, numbers in classes.items():
+        for number in numbers:
+            names[number] = f"{names[number]} or {kind}" if number in names else kind
+
+    def named(number: int) -> str:
+        is_solid = sprites is not None and bool(sprites.solid[number])
+        return names.get(number, "wall" if is_solid else "other")
+
+    found = Counter(f"{named(old)} to {named(new)}" for old, new in pairs.tolist())
+    return ", ".join(f"{number} {change}" for change, number in found.most_common())
+
+
+main = command(BeyondOptions, search_beyond)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

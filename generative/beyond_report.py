@@ -1,0 +1,192 @@
+"""Summary, report, figures and films of ``generative.beyond``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from common.game_constants import FRAME_SIZE, WORLD_SIZE
+from common.palette import DPI, VERMILION, YELLOW
+from common.tables import markdown_table
+from common.video import enlarge, mark_action, mark_terminal, side_by_side, write_video
+from generative.squares import World
+from generative.surroundings import AIMS, DEATH, TURN, VALUE, View
+from stats.bootstrap import ClusterBootstrap
+from stats.report import format_interval
+
+LEAST = {DEATH: 0.05, TURN: 0.1, VALUE: 0.5}
+"""Smallest effect that counts as one: 5 % of the range of the output (for the value, of the reward
+of a coin)."""
+TITLES = {"": "most plausible", DEATH: "dies", TURN: "turns", VALUE: "changes its value"}
+UNITS = {DEATH: "probability", TURN: "direction, -2 to 2", VALUE: "return"}
+_SHARE = "{:.0%}"
+QUANTITIES = {
+    "searched": "effect found by the search (strength)", "random": "best of as many random worlds",
+    "beats": "search beats random worlds (ties count half)", "gain": "search minus random worlds",
+    "effect": "effect of the smallest change (strength)", "is_effect": "effect is large enough",
+    "turned": "direction reversed", "num_different": "squares that the search changed",
+    "num_squares": "squares of the smallest change", "distance": "distance from the view (squares)",
+    "searched_percentile": "plausibility of what the search found (percentile of prior samples)",
+    "percentile": "plausibility of the smallest change",
+    "plausible_percentile": "plausibility of the most plausible world",
+    "shuffled_percentile": "plausibility of a shuffled world",
+    "persists": "effect persists if all other squares are redrawn",
+    "occurs_at_random": "effect occurs in random worlds",
+    "robustness": "persists minus occurs in random worlds"}
+SUMMARY = {"aim": str, "quantity": str, "views": int, "levels": int, "mean": float, "low_95": float,
+           "high_95": float, "median": float}
+_OF_EFFECTS = ("num_squares", "distance", "percentile", "persists", "occurs_at_random",
+               "robustness", "turned")  # measured only where there is an effect
+_FRAMES = 9  # simulated frames in a figure
+_SCALE = 4
+_FRAMES_PER_SECOND = 4
+
+
+def with_measures(table: pd.DataFrame) -> pd.DataFrame:
+    """Append columns to the table of counterfactuals that follow from others."""
+    return table.assign(
+        size=np.where(table["aim"] == DEATH, table["effect"], table["effect"].abs()),
+        beats=(table["searched"] > table["random"]) + 0.5 * (table["searched"] == table["random"]),
+        gain=table["searched"] - table["random"],
+        robustness=table["persists"] - table["occurs_at_random"]).assign(
+        is_effect=lambda rows: rows["size"] >= rows["aim"].map(LEAST))
+
+
+def summarise(table: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """Return means over views, for each aim and quantity, with 95 % intervals over levels."""
+    rows = []
+    for aim, part in with_measures(table).groupby("aim", sort=False):
+        for name in [name for name in QUANTITIES if aim == TURN or name != "turned"]:
+            chosen = part[part["is_effect"]] if name in _OF_EFFECTS else part
+            values = chosen["size" if name == "effect" else name].astype(float).to_numpy()
+            levels = chosen["level_seed"].to_numpy()
+            if len(values):
+                low, high = ClusterBootstrap(levels, seed).interval(values[None])[:, 0]
+                rows.append((aim, name, len(values), len(set(levels)), values.mean(), low, high,
+                             np.median(values)))
+    return pd.DataFrame(rows, columns=list(SUMMARY))
+
+
+def report(table: pd.DataFrame, summary: pd.DataFrame, settings: dict) -> str:
+    """Format the report."""
+    found = with_measures(table)
+    lines = ["# What must lie beyond the edge of the view?", "",
+             f"{found['view'].nunique()} recorded views of {found['level_seed'].nunique()} levels, "
+             f"{int(found.groupby('view')['near_end'].first().sum())} of them 4 to 16 actions "
+             "before a death or a coin. Squares that are not in view are searched; the agent then "
+             f"plays {settings['num_steps']} actions in the simulator. A search for an aim "
+             f"evaluates {settings['num_evaluations']} worlds, and so does its baseline, the best "
+             "of random worlds. Effects are relative to the most plausible world, generated from "
+             "noise of zeros. Means with 95 % intervals over levels."]
+    if settings["why_perhaps_trained_on"]:
+        lines += ["", f"The simulator may have been trained on these levels: "
+                      f"{settings['why_perhaps_trained_on']}."]
+    for aim in AIMS:
+        rows = summary[summary["aim"] == aim].set_index("quantity")
+        lines += ["", f"## The agent {TITLES[aim]}", "", _headline(aim, rows), "", *markdown_table(
+            ("quantity", "mean", "median", "views"), [
+                (QUANTITIES[name], format_interval(row["mean"], row["low_95"], row["high_95"]),
+                 f"{row['median']:.3g}", str(row["views"])) for name, row in rows.iterrows()])]
+    least = ", ".join(f"{size:g} ({TITLES[aim]})" for aim, size in LEAST.items())
+    lines += ["", "## Counterfactuals", "", f"Effects of at least {least} count: 5 % of the "
+              "output's range (of a coin's reward for the value).", "",
+              *markdown_table(
+                  ("view", "aim", "effect", "squares", "changes", "distance", "percentile",
+                   "persists", "at random"),
+                  [(f"[{row.view}](pictures/view_{row.view:05d}.png) "
+                    f"([film](films/view_{row.view:05d}.mp4))", TITLES[row.aim],
+                    f"{row.effect:+.2f}", str(row.num_squares), row.kinds, f"{row.distance:.1f}",
+                    f"{row.percentile:.0f}", _SHARE.format(row.persists),
+                    _SHARE.format(row.occurs_at_random))
+                   for row in found[found["is_effect"]].itertuples()]), ""]
+    return "\n".join(lines)
+
+
+def _headline(aim: str, rows: pd.DataFrame) -> str:
+    """Return the headline of an aim."""
+    def interval(name: str, form: str = ".2f") -> str:
+        if name not in rows.index:
+            return "none"
+        row = rows.loc[name]
+        return format_interval(row["mean"], row["low_95"], row["high_95"], form)
+
+    gain = rows.loc["gain"]
+    verdict = ("finds larger effects than random worlds do" if gain["low_95"] > 0 else
+               "finds smaller effects than random worlds do" if gain["high_95"] < 0 else
+               "does not find larger effects than random worlds do")
+    return (f"**The search {verdict}**: {interval('searched')} against {interval('random')} "
+            f"({UNITS[aim]}; difference {interval('gain', '+.2f')}); it is better in "
+            f"{interval('beats')} of the views. The smallest change has "
+            f"{interval('num_squares', '.1f')} squares; if all others are redrawn, the effect "
+            f"persists in {interval('persists')} of worlds, and occurs in "
+            f"{interval('occurs_at_random')} of random ones.")
+
+
+def _wide(view: View, worlds: World) -> np.ndarray:
+    """Draw the surroundings at the start, uint8 (B, 3 · 64, 3 · 64, 3)."""
+    squares = view.simulator.squares
+    assert squares is not None
+    image = squares.view(squares.paint(worlds), torch.zeros_like(worlds.corner), WORLD_SIZE)
+    return (255 * image.clamp(0, 1)).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+
+
+@torch.no_grad()
+def draw_view(path: Path, view: View, worlds: World, table: pd.DataFrame) -> None:
+    """Draw the most plausible world and those of the aims, and the simulated frames in them.
+
+    Args:
+        worlds: the most plausible world, and one for each aim.
+        table: counterfactuals of the view.
+    """
+    frames, actions, ended = view.films(worlds)
+    chosen = np.linspace(0, len(frames) - 1, min(_FRAMES, len(frames))).round().astype(int)
+    different = view.differences(worlds, worlds[:1])
+    rows, columns = len(worlds.seeds), len(chosen)
+    figure = Figure(figsize=(13, 5.2 + 1.5 * rows), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=(3.6, 1.5 * rows))
+    panels = above.subplots(1, rows)
+    effects = {"": "", **{row.aim: f" ({row.effect:+.2f})" for row in table.itertuples()}}
+    for axes, image, aim, changed in zip(panels, _wide(view, worlds), ("", *AIMS), different):
+        axes.imshow(image)
+        axes.set_title(TITLES[aim] + effects[aim], fontsize=11)
+        _outline(axes, view, changed)
+        axes.axis("off")
+    strips = below.subplots(rows, columns, squeeze=False)
+    for row, aim in enumerate(("", *AIMS)):
+        for axes, step in zip(strips[row], chosen):
+            axes.imshow(mark_terminal(mark_action(enlarge(frames[step, row], _SCALE),
+                                                  actions[step, row]), ended[step, row]))
+            axes.set(xticks=[], yticks=[])
+            if row == 0:
+                axes.set_title(f"step {step}", fontsize=10)
+        strips[row][0].set_ylabel(TITLES[aim], fontsize=10)
+    figure.savefig(path, dpi=DPI)
+
+
+def _outline(axes: Axes, view: View, changed: np.ndarray) -> None:
+    """Outline the view and the changed squares, bool (n, n), in an image of ``_wide``."""
+    axes.add_patch(Rectangle((FRAME_SIZE - 0.5, FRAME_SIZE - 0.5), FRAME_SIZE, FRAME_SIZE,
+                             fill=False, edgecolor=YELLOW, linewidth=1.2))
+    size, (right, down) = view.pixels_per_square, view.world.corner[0].tolist()
+    for row, column in np.argwhere(changed).tolist():
+        axes.add_patch(Rectangle((FRAME_SIZE + right + size * column - 0.5,
+                                  FRAME_SIZE + down + size * row - 0.5), size, size, fill=False,
+                                 edgecolor=VERMILION, linewidth=1.2))
+
+
+@torch.no_grad()
+def film_view(path: Path, view: View, worlds: World) -> None:
+    """Write a film of the simulations in the worlds of ``draw_view``, next to each other."""
+    frames, actions, ended = view.films(worlds)
+    columns = {}
+    for row, aim in enumerate(("", *AIMS)):
+        columns[TITLES[aim]] = np.stack([
+            mark_terminal(mark_action(enlarge(frame, _SCALE), action), probability)[None]
+            for frame, action, probability in zip(frames[:, row], actions[:, row], ended[:, row])])
+    write_video(path, side_by_side(columns, 1), _FRAMES_PER_SECOND)
