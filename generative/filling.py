@@ -31,6 +31,7 @@ from generative.start_worlds import check_prior
 
 _MODE = LatentSampler("mode")
 _PLAYER = 0.8  # half of the side of the square that contains the player, in squares
+_REACH = 4  # squares that the camera moves within the initial frames, at most
 _UNLIKE = 0.08  # difference to the colours of the world from which pixels show the player
 
 
@@ -56,20 +57,51 @@ def fill(simulator: Simulator, images: Tensor, vectors: Tensor, world: World, ho
         UserError: if the simulator has no worlds, or its prior is not trained.
     """
     check_worlds(simulator)
-    assert simulator.squares is not None
-    num_classes = len(simulator.squares.templates)
-    if world.squares.ndim == 3:
-        world = dataclasses.replace(
-            world, squares=functional.one_hot(world.squares, num_classes).to(images))
+    world = as_probabilities(simulator, world)
     start = filled_start(simulator, vectors, world)
     camera = camera_globals(split_state(start.env_h, simulator.config).camera)
     sampled = simulator.prior.completed(dataclasses.replace(world, seeds=seeds), ~hole, camera)
-    certain = functional.one_hot(sampled.squares.argmax(dim=-1), num_classes).to(world.squares)
+    certain = functional.one_hot(sampled.squares.argmax(dim=-1), sampled.squares.shape[-1])
     filled = dataclasses.replace(sampled, seeds=world.seeds, squares=torch.where(
-        hole[..., None], certain, world.squares))
+        hole[..., None], certain.to(world.squares), world.squares))
+    return repaint(simulator, images, vectors, world, hole, filled), filled
+
+
+@torch.no_grad()
+def empty(simulator: Simulator, images: Tensor, vectors: Tensor, world: World, hole: Tensor
+          ) -> tuple[Tensor, World]:
+    """Empty holes instead of filling them; see ``fill``. Empty squares are black if the game has no
+    backgrounds."""
+    check_worlds(simulator)
+    assert simulator.squares is not None
+    world = as_probabilities(simulator, world)
+    nothing = functional.one_hot(torch.tensor(simulator.squares.empty_class, device=hole.device),
+                                 world.squares.shape[-1]).to(world.squares)
+    emptied = dataclasses.replace(world, squares=torch.where(hole[..., None], nothing,
+                                                             world.squares))
+    return repaint(simulator, images, vectors, world, hole, emptied), emptied
+
+
+def repaint(simulator: Simulator, images: Tensor, vectors: Tensor, world: World, hole: Tensor,
+            filled: World) -> Tensor:
+    """Return the bottleneck vectors (B, V) of initial frames with other squares in holes.
+
+    Args:
+        images, vectors, world, hole: see ``fill``; the world with probabilities.
+        filled: worlds with other squares in the holes.
+    """
     painted = paint(simulator, images, world, hole, filled)
     return with_cells(vectors, simulator.encode(painted).float(),
-                      touched_cells(simulator, world, hole)), filled
+                      touched_cells(simulator, world, hole))
+
+
+def as_probabilities(simulator: Simulator, world: World) -> World:
+    """Return worlds with class probabilities instead of certain classes."""
+    if world.squares.ndim == 4:
+        return world
+    assert simulator.squares is not None
+    return dataclasses.replace(world, squares=functional.one_hot(
+        world.squares, len(simulator.squares.templates)).to(world.corner))
 
 
 def check_worlds(simulator: Simulator) -> None:
@@ -143,7 +175,7 @@ def paint(simulator: Simulator, images: Tensor, world: World, hole: Tensor, fill
     squares = simulator.squares
     assert squares is not None
     displacements = initial_displacements(simulator, images, world)  # (I, B, 2)
-    before, after = squares.paint(world), squares.paint(filled)
+    before, after = (squares.paint(_near_view(simulator, part)) for part in (world, filled))
     pixels = torch.arange(FRAME_SIZE, device=images.device) + 0.5
     frames = []
     for number, (frame, moved) in enumerate(zip(images, displacements)):
@@ -159,6 +191,39 @@ def paint(simulator: Simulator, images: Tensor, world: World, hole: Tensor, fill
         shown = inside[:, None] & ~_player(simulator, frame, old)
         frames.append(torch.where(shown, new.to(frame), frame))
     return torch.stack(frames)
+
+
+@torch.no_grad()
+def initial_images(simulator: Simulator, image: Tensor, start: Start) -> Tensor:
+    """Draw initial frames of starts that do not come from frames, with a constant velocity.
+
+    Args:
+        image: last initial frames, as the first simulated step shows them (B, C, 64, 64).
+        start: starts in worlds (B rows).
+
+    Returns:
+        Frames (I, B, C, 64, 64) in [0, 1], the last of them ``image``.
+    """
+    squares, world = simulator.squares, start.world
+    assert squares is not None and world is not None
+    velocity = split_state(start.env_h, simulator.config).camera.velocity.float()
+    scenery, frames = squares.paint(_near_view(simulator, world)), [image]
+    player = _player(simulator, image, squares.view(scenery, torch.zeros_like(velocity)))
+    for step in range(-1, -simulator.config.num_init_steps, -1):
+        view = squares.view(scenery.at_step(step), step * velocity).to(image)
+        frames.insert(0, torch.where(player, image, view))
+    return torch.stack(frames)
+
+
+def _near_view(simulator: Simulator, world: World) -> World:
+    """Return the part of worlds that initial frames can show, which takes less time to draw."""
+    assert simulator.squares is not None
+    size, num = simulator.squares.pixels_per_square, world.squares.shape[1]
+    margin = max(num // 2 - math.ceil(FRAME_SIZE / size / 2) - _REACH, 0)
+    part = slice(margin, num - margin)
+    return dataclasses.replace(world, corner=world.corner + size * margin, **{
+        name: getattr(world, name)[:, part, part]
+        for name in ("squares", "places", "velocities", "looks")})
 
 
 def _player(simulator: Simulator, frame: Tensor, view: Tensor) -> Tensor:
@@ -185,7 +250,7 @@ def initial_displacements(simulator: Simulator, images: Tensor, world: World) ->
     if not simulator.config.pixels_per_square or not isinstance(encoder, SpatialEncoder):
         return result
     assert squares is not None
-    size, scenery = squares.pixels_per_square, squares.paint(world)
+    size, scenery = squares.pixels_per_square, squares.paint(_near_view(simulator, world))
     phases = torch.stack([encoder.phase(frame_edges(frame.float())) for frame in images])
     turned = phase_between(phases[-1], phases).unflatten(-1, (2, 2))
     within = torch.atan2(turned[..., 1], turned[..., 0]) * (size / (2 * math.pi))  # (I, B, 2)
