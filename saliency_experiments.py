@@ -17,6 +17,7 @@ from common.options import ShardOptions, command, option, redefine
 from common.shards import WHOLE
 from generative.config import SaliencyConfig
 from generative.flags import SamplesOptions, SimulatorOptions
+from generative.saliency.counterfactual import CounterfactualMaps, report_effects
 from generative.saliency.files import SaliencyFolder, SharedSaliency
 from generative.saliency.gradients import (
     DIRECTION,
@@ -76,6 +77,13 @@ class SaliencyOptions(SimulatorOptions, SamplesOptions, DirectionIdsOptions, Dir
     difference_demo_dir: Path | None = option(
         None, "folder of this comparison; demo_with_without_env_grads next to the samples if not "
               "given")
+    counterfactual: bool = option(
+        False, "compute counterfactual maps instead of gradients: fill each block of cells with "
+               "what the prior puts there, given everything else; for simulators with worlds, and "
+               "indicated by the file names")
+    num_fillings: int = option(4, "fillings of each block of a counterfactual map", type=count)
+    block_size: int = option(2, "side of these blocks in cells of 8 x 8 pixels", type=int,
+                             choices=(1, 2, 4))
     no_videos: bool = option(False, "do not write videos")
     overwrite: bool = option(False, "recompute requested results that already exist")
 
@@ -105,12 +113,13 @@ class SaliencyOptions(SimulatorOptions, SamplesOptions, DirectionIdsOptions, Dir
             raise UserError(f"there is nothing to do without {needed}")
         return SaliencyPlan(functions, settings.common_timesteps, settings.batch_size,
                             settings.perturbation_scale, settings.gaussian_kernel_size,
-                            settings.sigma, self.without_env_grads, self.seed)
+                            settings.sigma, self.without_env_grads, self.seed,
+                            *(self.num_fillings, self.block_size) * self.counterfactual)
 
     @property
     def demonstrated(self) -> list[int]:
         """Numbers of the samples for the comparison with and without environment gradients."""
-        if SaliencyFunction(VALUE) not in self.plan.functions or self.without_env_grads:
+        if SaliencyFunction(VALUE) not in self.plan.functions or self.plan.suffix:
             return []
         return [number for number in self.settings.ids("difference_demo_sample_ids")
                 if number in self.numbers]
@@ -131,6 +140,9 @@ def saliency(options: SaliencyOptions) -> SaliencyFolder:
     plan, samples, numbers = options.plan, options.samples, options.numbers
     samples.require(numbers)
     combined = options.settings.combine_samples_not_iterate
+    if options.counterfactual and options.without_env_grads:
+        raise UserError("counterfactual maps have no gradients, so --counterfactual and "
+                        "--without_env_grads exclude each other; leave one of them out")
     if combined and (options.shard != WHOLE or options.join):
         raise UserError("--combine_samples_not_iterate simulates a single sample, which --shard "
                         "cannot split; leave one of them out")
@@ -153,8 +165,9 @@ def saliency(options: SaliencyOptions) -> SaliencyFolder:
         samples = combine_samples(simulator, compute, samples, numbers, description,
                                   options.overwrite)
         numbers, demonstrated = (0,), ()
-    computation = SampleSaliency(simulator, compute, plan, samples, description, matrices,
-                                 projector.coordinates if projector else None)
+    computation = (CounterfactualMaps if options.counterfactual else SampleSaliency)(
+        simulator, compute, plan, samples, description, matrices,
+        projector.coordinates if projector else None)
     if options.shard != WHOLE:
         shared.begin(options.shard, options.overwrite)
     folder = SaliencyFolder(samples.path)
@@ -196,7 +209,9 @@ def report(options: SaliencyOptions, folder: SaliencyFolder, numbers: Sequence[i
     num_functions = len(options.plan.functions)
     print(f"saliency of {num_functions} function{'s' * (num_functions > 1)} in {len(numbers)} "
           f"samples is in {folder.path}")
-    measure_specificity(folder, numbers, options.without_env_grads)
+    measure_specificity(folder, numbers, options.plan.suffix)
+    if options.counterfactual and len(numbers):
+        report_effects(folder, numbers, options.plan.functions)
 
 
 def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
@@ -218,7 +233,7 @@ def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
     files += [SaliencyFolder(demonstration).file_of("description", number, DIFFERENCE)
               for number in demonstrated]
     return SharedSaliency(folder, {
-        **dataclasses.asdict(plan), "functions": [function.name for function in plan.functions],
+        **plan.settings, "functions": [function.name for function in plan.functions],
         "sample_ids": list(numbers), "difference_demo_sample_ids": list(demonstrated),
         "batch_size": batch_size}, files)
 

@@ -44,16 +44,20 @@ from common.step_results import StepResults
 from common.video import frames_of
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import (
+    COUNTERFACTUAL,
     FUNCTIONS,
     STATE_MAPS,
     VALUE_DELTA,
     WITHOUT_ENV_GRADS,
     SaliencyFunction,
     saliency_functions,
+    suffix_of,
 )
 from generative.sample_files import SampleArrays, SampleFolder
 from interventions.projector import Projector
 
+_SUFFIX_TITLES = {WITHOUT_ENV_GRADS: ", without environment gradients",
+                  COUNTERFACTUAL: ", counterfactual"}
 _TITLES = {"value": "value", "action": "most likely action", "leftwards": "moving left",
            "jumping_up": "jumping up", "jumping_right": "jumping right",
            VALUE_DELTA: "change of value"}
@@ -331,15 +335,15 @@ def _saliency_type(name: str, steps: tuple[int, ...]) -> tuple[tuple, SaliencyTy
     """
     functions: tuple[SaliencyFunction, ...] = ()
     with contextlib.suppress(UserError):  # raised for names that only published files use
-        functions = saliency_functions([name.removesuffix(WITHOUT_ENV_GRADS)], (), "ica")
+        functions = saliency_functions([name.removesuffix(suffix_of(name))], (), "ica")
     if not functions:
-        return (True, False, 0, "", 0, name), SaliencyType(name, name.replace("_", " "), steps)
+        return (True, "", 0, "", 0, name), SaliencyType(name, name.replace("_", " "), steps)
     (function,) = functions
-    without = name.endswith(WITHOUT_ENV_GRADS)
+    suffix = suffix_of(name)
     title = function.direction_name if function.direction_type else _TITLES.get(function.what, "")
-    return ((False, without, FUNCTIONS.index(function.what), function.direction_type or "",
+    return ((False, suffix, FUNCTIONS.index(function.what), function.direction_type or "",
              function.direction or 0, name),
-            SaliencyType(name, title + (", without environment gradients" if without else ""),
+            SaliencyType(name, title + _SUFFIX_TITLES.get(suffix, ""),
                          () if function.what == VALUE_DELTA else steps))
 
 

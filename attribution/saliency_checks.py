@@ -31,6 +31,10 @@ import numpy as np
 from agents.outputs import TAKEN, VALUE, outputs_named
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
+from attribution.checking.counterfactual_predictions import (
+    COUNTERFACTUAL_METHODS,
+    counterfactual_predictions,
+)
 from attribution.checking.effect_predictions import (
     SIMULATOR_METHODS,
     Scene,
@@ -138,7 +142,9 @@ class Study:
         self.game = recorded_game(recording.folder)
         self.kinds = [kind for kind in kinds_in(self.game)
                       if kind.name != _WALL and not kind.is_player]
-        self.names = (*agent_names(layers), *SIMULATOR_METHODS)
+        self._fills = simulator.squares is not None and simulator.prior.is_trained
+        self.names = (*agent_names(layers), *SIMULATOR_METHODS,
+                      *COUNTERFACTUAL_METHODS * self._fills)
 
     def group(self, episodes: Sequence[int], num_pairs: int, num_randomised: int
               ) -> dict[str, np.ndarray]:
@@ -187,10 +193,13 @@ class Study:
     def _predictions(self, agent: FrozenAgent, scene: Scene) -> np.ndarray:
         """Return the predictions of an agent (M, J, L, N)."""
         self._simulator.agent = agent
-        return np.concatenate([
-            agent_predictions(agent.policy, self._compute, self._layers, self._outputs, LAGS,
-                              scene),
-            simulator_predictions(self._simulator, self._compute, self._outputs, LAGS, scene)])
+        given = self._compute, self._outputs, LAGS, scene
+        parts = [agent_predictions(agent.policy, self._compute, self._layers, self._outputs, LAGS,
+                                   scene),
+                 simulator_predictions(self._simulator, *given)]
+        if self._fills:
+            parts.append(counterfactual_predictions(self._simulator, *given))
+        return np.concatenate(parts)
 
 
 def compare_predictions(options: SaliencyChecksOptions) -> ResultStore:

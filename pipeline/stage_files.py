@@ -42,7 +42,7 @@ from generative import sample_files
 from generative.card_tables import card_finding, read_card
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.saliency import files as saliency_files
-from generative.saliency.gradients import WITHOUT_ENV_GRADS
+from generative.saliency.gradients import SUFFIXES, WITHOUT_ENV_GRADS
 from interventions.config import SwapConfig
 from pipeline.presets import Preset, read_stages_file
 from pipeline.stage import (
@@ -475,7 +475,7 @@ def _entries(schema: Schema, *names: str) -> tuple[str, ...]:
 _PATTERNS = {
     "recording": rollout_files.PATTERNS,
     "samples": sample_files.PATTERNS,
-    "saliency": (*saliency_files.DATA_PATTERNS, f"!sample_*/*{WITHOUT_ENV_GRADS}.*"),
+    "saliency": (*saliency_files.DATA_PATTERNS, *(f"!sample_*/*{suffix}.*" for suffix in SUFFIXES)),
     "saliency_without_env_grads": tuple(
         re.sub(r"\.(?=\w+$)", f"{WITHOUT_ENV_GRADS}.", pattern)
         for pattern in saliency_files.DATA_PATTERNS),

@@ -74,7 +74,7 @@ REPEATED = "pixels: occlusion, frame repeated"
 _MARGIN = 6  # squares beyond the view in which an object's squares are removed
 NODES = 16  # nodes of integrated gradients
 _MODE = LatentSampler("mode")
-_FRAMES_PER_BATCH = 8
+FRAMES_PER_BATCH = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,12 +159,12 @@ def agent_predictions(policy: Policy, compute: Compute, bottlenecks: Sequence[Bo
         parts.append(_site_predictions(resume, prefix.activations.float(), cells, outputs, actions,
                                        scene.frames))
     now = np.concatenate(parts)[:, :, None]
-    return np.concatenate([np.repeat(now, len(lags), axis=2), _frame_repeated(
+    return np.concatenate([np.repeat(now, len(lags), axis=2), frame_repeated(
         policy, compute, images, masks, outputs, lags, replays)[None]])
 
 
 @torch.no_grad()
-def _frame_repeated(policy: Policy, compute: Compute, images: Tensor, masks: Tensor,
+def frame_repeated(policy: Policy, compute: Compute, images: Tensor, masks: Tensor,
                     outputs: Sequence[Output], lags: Sequence[int], replays: Replays) -> np.ndarray:
     """Show the same frames to the agent up to the largest lag, with and without the object.
 
@@ -251,13 +251,47 @@ def simulator_predictions(simulator: Simulator, compute: Compute, outputs: Seque
                        for frames in (replays.initial, replays.initial_undrawn))
     result = np.zeros((len(SIMULATOR_METHODS), len(outputs), len(lags), count))
     unique = np.unique(scene.frames)
-    for begin in range(0, len(unique), _FRAMES_PER_BATCH):
-        chosen = unique[begin:begin + _FRAMES_PER_BATCH]
+    for begin in range(0, len(unique), FRAMES_PER_BATCH):
+        chosen = unique[begin:begin + FRAMES_PER_BATCH]
         pairs = np.flatnonzero(np.isin(scene.frames, chosen))
         batch = _Simulations(simulator, compute, outputs, lags, scene, chosen, images)
         own = np.searchsorted(chosen, scene.frames[pairs])  # row of each pair's frame in the batch
         result[:, :, :, pairs] = batch.predict(pairs, own, without[:, pairs])
     return result
+
+
+def world_seed(pair: Pair) -> int:
+    """Return the seed of what lies beyond the world around a pair's frame."""
+    return 1000003 * pair.episode + pair.row
+
+
+def read_world(simulator: Simulator, scene: Scene, rendered: RenderedWorlds | None,
+               rows: np.ndarray, vectors: Tensor) -> World | None:
+    """Read the worlds of pairs off their renderings.
+
+    Args:
+        rendered: worlds of all pairs of the scene; None without worlds.
+        rows: indices of the pairs (R,).
+        vectors: their bottleneck vectors (R, V).
+    """
+    if rendered is None:
+        return None
+    part = RenderedWorlds(rendered.images[rows], rendered.positions[rows],
+                          [rendered.objects[row] for row in rows], rendered.clock[rows])
+    return world_of_images(simulator, vectors, part, scene.game,
+                           torch.tensor([world_seed(scene.pairs[row]) for row in rows]))
+
+
+def read_outputs(steps: Sequence[Step], taken: Tensor, outputs: Sequence[Output],
+                 lags: Sequence[int]) -> Tensor:
+    """Return the outputs of simulated steps (J, L, R).
+
+    Args:
+        taken: actions that outputs refer to, for each step (K + 1, R).
+    """
+    return torch.stack([torch.stack([output(
+        PolicyOutput(steps[lag].log_probs, steps[lag].values, steps[lag].hidden_states),
+        taken[lag]) for lag in lags]) for output in outputs])
 
 
 class _Simulations:
@@ -275,19 +309,8 @@ class _Simulations:
         self.lags, self.scene, self.images = lags, scene, images[:, chosen]
         with torch.no_grad(), compute.autocast():
             self.vectors = simulator.encode(self.images)
-        self.world = self._world(scene.worlds, chosen, self.vectors)
+        self.world = read_world(simulator, scene, scene.worlds, chosen, self.vectors)
         self.chosen = chosen
-
-    def _world(self, rendered: RenderedWorlds | None, rows: np.ndarray, vectors: Tensor
-               ) -> World | None:
-        """Read the worlds of pairs off their renderings."""
-        if rendered is None:
-            return None
-        part = RenderedWorlds(rendered.images[rows], rendered.positions[rows],
-                              [rendered.objects[row] for row in rows], rendered.clock[rows])
-        seeds = torch.tensor([1000003 * self.scene.pairs[row].episode + self.scene.pairs[row].row
-                              for row in rows])
-        return world_of_images(self.simulator, vectors, part, self.scene.game, seeds)
 
     def _start(self, images: Tensor, world: World | None, rows: np.ndarray) -> Start:
         """Start from initial frames (I, R, C, H, W), with the recorded hidden states of pairs."""
@@ -314,9 +337,7 @@ class _Simulations:
     def _read(self, steps: Sequence[Step], rows: np.ndarray) -> Tensor:
         """Return the outputs of simulated steps (J, L, R)."""
         taken = torch.from_numpy(self.scene.replays.actions[1:, rows]).to(steps[0].values.device)
-        return torch.stack([torch.stack([output(
-            PolicyOutput(steps[lag].log_probs, steps[lag].values, steps[lag].hidden_states),
-            taken[lag]) for lag in self.lags]) for output in self.outputs])
+        return read_outputs(steps, taken, self.outputs, self.lags)
 
     def predict(self, pairs: np.ndarray, own: np.ndarray, without: Tensor) -> np.ndarray:
         """Predict the effects of R pairs with these frames.
@@ -334,7 +355,8 @@ class _Simulations:
         squares = None if world is None else world.squares[own]
         gone = squares
         if world is not None and squares is not None:
-            read = self._world(self.scene.worlds_without, pairs, self.vectors[own])
+            read = read_world(self.simulator, self.scene, self.scene.worlds_without, pairs,
+                              self.vectors[own])
             assert read is not None
             near = self._in_view(read)[..., None]
             gone = torch.where(near, read.squares.to(squares), squares)

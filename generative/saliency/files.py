@@ -5,17 +5,21 @@ Layout, as published except for the files marked *; <function> is the name of a 
     sample_00000/grad_ims_<function>.npy, grad_hx_<function>.npy, grad_env_h_<function>.npy,
                  grad_processed_ims_<function>.npy      see SaliencyArrays
     sample_00000/grad_processed_env_h_<function>.npy *  only with a spatial simulator
+    sample_00000/effects_<function>.npy *               only of counterfactual maps
     sample_00000/sample_00000_saliency_<function>.mp4
     sample_00000/saliency_<function>.json *             settings; written last
-    sample_00000/specificity.json *, specificity_without_env_grads.json *    see ``Specificity``
+    sample_00000/specificity.json *                     see ``Specificity``; also with the suffixes
+                                                        below
     sample_00000/difference_00000.png *                 a step of ``run.write_demonstration``
 
 The name of a function ends with ``_without_env_grads`` where gradients do not flow through the
-action that enters the environment. A function is finished once its JSON file exists; published
-folders have no JSON files, see ``SaliencyFolder.finished``. Shards (``common.shards``) write the
-same files; joining them checks that none is missing.
+action that enters the environment, and with ``_counterfactual`` for counterfactual maps. A function
+is finished once its JSON file exists; published folders have no JSON files, see
+``SaliencyFolder.finished``. Shards (``common.shards``) write the same files; joining them checks
+that none is missing.
 
-Letters in shape comments: E deterministic state of the environment, M maps of this state.
+Letters in shape comments: E deterministic state of the environment, M maps of this state;
+S simulated steps, B blocks of cells, K fillings of each.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from common.files import read_description
 from common.results import ResultStore
 from common.schemas import Array, Entry, File, Json, Npy, Schema
 from common.shards import Shard, ShardNotes, first_difference, readable
-from generative.saliency.gradients import WITHOUT_ENV_GRADS
+from generative.saliency.gradients import suffix_of
 from generative.sample_files import SampleFolder, stack
 
 
@@ -45,8 +49,7 @@ class Specificity:
     unspecific.
 
     Attributes:
-        functions: names of the functions in file names, either all with or all without gradients
-            through the environment.
+        functions: names of the functions in file names, all with the same suffix.
         correlations: map similarity at each step (T,), see ``gradients.specificity``; None where
             fewer than two functions have gradients.
     """
@@ -61,7 +64,9 @@ _ARRAYS = {
     "env_h": Entry("sample_{:0>5}/grad_env_h_{}.npy", Npy(Array(np.float32, "T E"))),
     "processed": Entry("sample_{:0>5}/grad_processed_ims_{}.npy", Npy(Array(np.uint8, "T H W C"))),
     "processed_states": Entry("sample_{:0>5}/grad_processed_env_h_{}.npy",
-                              Npy(Array(np.uint8, "M T H W C")), optional=True)}
+                              Npy(Array(np.uint8, "M T H W C")), optional=True),
+    "effects": Entry("sample_{:0>5}/effects_{}.npy", Npy(Array(np.float32, "S B K")),
+                     optional=True)}
 SALIENCY = Schema(
     "saliency", "saliency_experiments.py", items={
         **_ARRAYS,
@@ -87,6 +92,8 @@ class SaliencyArrays:
         processed: rendering of ``images``, uint8 (T, H, W, C).
         processed_states: renderings of ``env_h``, one for each of ``gradients.STATE_MAPS``, uint8
             (M, T, H, W, C); None if the simulator is not spatial.
+        effects: effects of filled blocks, float32 (S, B, K); None unless the maps are
+            counterfactual, see ``saliency.counterfactual``.
     """
 
     images: np.ndarray
@@ -94,6 +101,7 @@ class SaliencyArrays:
     env_h: np.ndarray
     processed: np.ndarray
     processed_states: np.ndarray | None = None
+    effects: np.ndarray | None = None
 
 
 class SaliencyFolder(ResultStore):
@@ -187,8 +195,7 @@ class SaliencyFolder(ResultStore):
         """
         self.remove("description", number, function)
         self.remove("video", number, number, function)
-        self.remove("specificity", number,
-                    WITHOUT_ENV_GRADS if function.endswith(WITHOUT_ENV_GRADS) else "")
+        self.remove("specificity", number, suffix_of(function))
 
     def add(self, number: int, function: str, arrays: SaliencyArrays) -> None:
         """Write the arrays of a function in a sample without marking it as finished."""

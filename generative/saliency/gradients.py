@@ -40,9 +40,10 @@ from interventions.projector import DirectionType, Projector
 Coordinates = Callable[[Tensor, DirectionType], Tensor]
 """Maps hidden states (…, D) to coordinates along the directions of a type."""
 
-VALUE_DELTA, DIRECTION = "value_delta", "hx_direction"
-WITHOUT_ENV_GRADS = "_without_env_grads"  # suffix of the function in file names
-FUNCTIONS = (*ANSWERS, VALUE_DELTA, DIRECTION)
+VALUE_DELTA, DIRECTION, END = "value_delta", "hx_direction", "end"
+# Suffixes of functions in file names.
+SUFFIXES = WITHOUT_ENV_GRADS, COUNTERFACTUAL = "_without_env_grads", "_counterfactual"
+FUNCTIONS = (*ANSWERS, VALUE_DELTA, DIRECTION, END)
 _COPIES = 1  # random stream; part of the generator's seed
 
 
@@ -96,6 +97,8 @@ class SaliencyFunction:
             return torch.stack([after.values - before.values
                                 for before, after in itertools.pairwise(steps)]).mean(dim=0)
         chosen = [steps[t] for t in common_timesteps]
+        if self.what == END:  # probability that the episode has ended
+            return torch.stack([step.terminal_logits for step in chosen]).sigmoid().mean(dim=0)
         if self.direction is None or self.direction_type is None or coordinates is None:
             return torch.stack([ANSWERS[self.what](step.values, step.log_probs)
                                 for step in chosen]).mean(dim=0)
@@ -146,6 +149,11 @@ def checked_directions(functions: Sequence[SaliencyFunction],
             raise UserError(f"there is no {kind} direction {number}: they are numbered 0 to "
                             f"{count - 1}")
     return directions
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix of a function's name in file names, which may be empty."""
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
 
 
 @dataclasses.dataclass(frozen=True)

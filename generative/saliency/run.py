@@ -29,6 +29,7 @@ from generative.batches import divide
 from generative.prior_networks import PriorNoise
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, Specificity
 from generative.saliency.gradients import (
+    COUNTERFACTUAL,
     FRAMES_PER_SECOND,
     STATE_MAPS,
     UNSIGNED,
@@ -46,6 +47,7 @@ from generative.saliency.gradients import (
     smoothgrad_starts,
     specificity,
     state_maps,
+    suffix_of,
 )
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 from generative.sampling import imagined_from
@@ -56,6 +58,9 @@ from generative.start_worlds import rounded
 DIFFERENCE = "value_difference"  # name of the demonstration in its folder
 # Mean difference of two frames (0 to 255) above which they are reported to differ.
 NOTICEABLE = 8
+_KINDS = {"": "with gradients through the environment",
+          WITHOUT_ENV_GRADS: "without gradients through the environment",
+          COUNTERFACTUAL: "counterfactual"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +76,8 @@ class SaliencyPlan:
         gaussian_kernel_size: size of the smoothing kernel, in pixels.
         sigma: standard deviation of the smoothing kernel, in pixels.
         without_env_grads: stop gradients at the action that enters the environment.
+        num_fillings: number of fillings of each block of a counterfactual map; 0 for gradients.
+        block_size: size of these blocks in cells.
     """
 
     functions: tuple[SaliencyFunction, ...]
@@ -81,10 +88,27 @@ class SaliencyPlan:
     sigma: float
     without_env_grads: bool
     seed: int
+    num_fillings: int = 0
+    block_size: int = 0
+
+    @property
+    def suffix(self) -> str:
+        """Suffix of functions in file names."""
+        return (COUNTERFACTUAL if self.num_fillings else
+                WITHOUT_ENV_GRADS if self.without_env_grads else "")
+
+    @property
+    def settings(self) -> dict:
+        """Settings that all functions share. Those of gradients have no fillings."""
+        settings = dataclasses.asdict(self)
+        unused = ("num_copies", "perturbation_scale", "gaussian_kernel_size", "sigma",
+                  "without_env_grads") if self.num_fillings else ("num_fillings", "block_size")
+        return {name: value for name, value in settings.items()
+                if name not in ("functions", *unused)}
 
     def file_name(self, function: SaliencyFunction) -> str:
         """Return the name of a function in file names."""
-        return function.name + (WITHOUT_ENV_GRADS if self.without_env_grads else "")
+        return function.name + self.suffix
 
 
 class SampleSaliency:
@@ -112,9 +136,7 @@ class SampleSaliency:
 
     def description(self, function: SaliencyFunction) -> dict:
         """Return the settings to store with the files of a function."""
-        settings = dataclasses.asdict(self.plan)
-        del settings["functions"]
-        return {"function": function.name, **settings, **self._description,
+        return {"function": function.name, **self.plan.settings, **self._description,
                 "matrices_sha256": None if function.direction is None else self._matrices}
 
     def read(self, numbers: Sequence[int]) -> SampleArrays:
@@ -294,15 +316,14 @@ def _write_missing(folder: SaliencyFolder, descriptions: Missing, batch_size: in
 
 
 def measure_specificity(folder: SaliencyFolder, numbers: Sequence[int],
-                        without_env_grads: bool) -> None:
+                        suffix: str = "") -> None:
     """Measure, store and print the map similarity of different functions.
 
     It is stored with the maps of each sample as "specificity".
 
     Args:
-        numbers: numbers of the samples. All their finished maps with this kind of gradient are
-            compared.
-        without_env_grads: kind of gradient to compare, see ``SaliencyPlan``.
+        numbers: numbers of the samples. All their finished maps with this suffix are compared.
+        suffix: suffix of the functions in file names, see ``SaliencyPlan``.
 
     Raises:
         UserError: if a map is missing or damaged.
@@ -311,8 +332,8 @@ def measure_specificity(folder: SaliencyFolder, numbers: Sequence[int],
     for number, finished in with_progress(folder.finished(numbers).items(), len(numbers),
                                           "sample"):
         names = tuple(name for name in finished if name != DIFFERENCE
-                      and name.endswith(WITHOUT_ENV_GRADS) == without_env_grads)
-        key = "specificity", number, WITHOUT_ENV_GRADS if without_env_grads else ""
+                      and suffix_of(name) == suffix)
+        key = "specificity", number, suffix
         stored = folder.read(*key) if folder.has(*key) else None
         if stored is None or stored.functions != names:
             if len(names) < 2:
@@ -328,9 +349,9 @@ def measure_specificity(folder: SaliencyFolder, numbers: Sequence[int],
     if len(reached):
         means = np.nanmean(steps[:, reached], axis=0)
         by_step = ", ".join(f"{step}: {mean:.2f}" for step, mean in zip(reached, means))
-        print(f"map similarity, {'without' if without_env_grads else 'with'} gradients through the "
-              f"environment: the maps of {len(measured[0].functions)} functions have a mean |r| of "
-              f"{means.mean():.2f} (by step: {by_step}); 1: the same map for all functions")
+        print(f"map similarity, {_KINDS[suffix]}: the maps of {len(measured[0].functions)} "
+              f"functions have a mean |r| of {means.mean():.2f} (by step: {by_step}); 1: the same "
+              "map for all functions")
 
 
 def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Sequence[int],
