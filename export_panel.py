@@ -8,8 +8,9 @@ from pathlib import Path
 
 from agents.rollout_files import RolloutFolder
 from analysis.behaviours import BEHAVIOUR_FILES
+from analysis.decision_results import DECISIONS
 from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES
-from analysis.panel_contents import gather
+from analysis.panel_contents import gather, read_failures
 from analysis.panel_files import PanelFolder, write_panel
 from analysis.parameters import BehavioursConfig
 from common.cli import count
@@ -55,6 +56,8 @@ class PanelOptions(GeneratedDataOptions, DirectionOptions, LogOptions):
     dreams_dir: Path | None = option(
         None, "output folder of analysis/feature_dreams.py with these features; to show its "
               "samples as well, give it as --generated_data_dir, and penalty_1 as --samples")
+    decisions_dir: Path | None = option(
+        None, "output folder of analysis/decisions.py, to show the films of fatal decisions")
     max_states: int = option(
         20000, "maximum number of recorded states in the scatter plot, evenly spaced", type=count)
     output_dir: Path | None = option(None, "output folder; <save_dir>/panel if not given")
@@ -88,6 +91,10 @@ def export_panel(options: PanelOptions) -> Path:
     recordings = find_recordings(folders, options.data_dir)
     content = gather(options.exp_name, folders, options.num_samples, hidden, behaviours,
                      options.max_states, recordings, (features, dreams) if features else None)
+    decisions = ResultStore(options.decisions_dir, DECISIONS) if options.decisions_dir else None
+    if decisions:
+        agent = folders[0].description().get("agent_sha256")
+        content = dataclasses.replace(content, failures=read_failures(decisions, agent))
     lacking = int((~content.has_saliency.all(axis=1)).sum())
     print(f"{content.num_samples} samples with {len(content.types)} saliency types; {lacking} "
           "samples lack some", flush=True)
@@ -99,6 +106,7 @@ def export_panel(options: PanelOptions) -> Path:
             "behaviours": behaviours.settings() if behaviours else None,
             "features": features.settings() if features else None,
             "dreams": dreams.settings() if dreams else None,
+            "decisions": decisions.settings() if decisions else None,
             "saliency_types": [of_type.name for of_type in content.types],
             "recorded_frames": sorted(recordings),
             "max_states": options.max_states}) as temporary:

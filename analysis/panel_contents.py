@@ -20,12 +20,14 @@ from PIL import Image
 from agents.agent_file import agent_title
 from agents.provenance import check_agent
 from agents.rollout_files import RolloutFolder
+from analysis.decision_results import DECISION, FAILURES
 from analysis.memory.sparse_features import NO_LABEL
 from analysis.memory.sparse_report import EXAMPLE_SIZE, signed_label
 from analysis.panel_files import (
     NO_BEHAVIOUR,
     NOT_RECORDED,
     Dream,
+    Failure,
     Feature,
     Interval,
     PanelContent,
@@ -36,6 +38,7 @@ from analysis.panel_files import (
 from analysis.steps import read_recorded_positions
 from common.errors import UserError
 from common.files import read_bytes, sha256
+from common.game_constants import ACTION_LABELS
 from common.results import ResultStore, Table
 from common.step_results import StepResults
 from common.video import frames_of
@@ -147,6 +150,33 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         {name: values[kept].astype(np.float32) for name, values in positions.items()},
         () if features is None else _features(*features, sources),
         _reader(sources, types, projector, recordings))
+
+
+def read_failures(store: ResultStore, agent: str | None) -> tuple[Failure, ...]:
+    """Read the failures of the study ``analysis/decisions.py`` that have a film.
+
+    Args:
+        agent: checksum of the agent in the panel; None if it is unknown.
+
+    Raises:
+        UserError: if the failures are those of another agent, or a file is missing or damaged.
+    """
+    check_agent(store.settings().get("agent_sha256"), agent,
+                f"the decisions in {store.path} are those",
+                "choose another --decisions_dir, or run analysis/decisions.py with this one")
+    table = store.read("decisions", form=_DECISIONS)
+    table = table[table["group"] == FAILURES].astype({"number": int})
+    return tuple(Failure(
+        row.number, row.cause.replace("_", " "), row["class"],
+        None if np.isnan(row.before_end) else int(row.before_end),
+        _label(row.action), _label(row.best_action),
+        _known(row.taken_rate), _known(row.best_rate),
+        store.file_of("films", f"{FAILURES}_{row.number}"))
+        for _, row in table.iterrows() if store.has("films", f"{FAILURES}_{row.number}"))
+
+
+def _label(action: float) -> str:
+    return "" if np.isnan(action) else ACTION_LABELS[int(action)]
 
 
 def _source(folder: SampleFolder, num_samples: int | None) -> _Source:
@@ -383,6 +413,7 @@ def _known(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
+_DECISIONS = Table({**DECISION, "action": float, "best_action": float})
 _FEATURES = Table({
     "feature": int, "rank": float, "label": str, "named": bool, **dict.fromkeys(
         ("auc", "low_95", "high_95", "frequency", "kl", "kl_low", "kl_high", "kl_control"), float)})

@@ -20,10 +20,11 @@ Layout::
     data/features.js                    only with sparse features: ``features``, a list of
                                         ``Feature`` (without ``examples``), strongest first
     data/feature_007.js                 ``examples`` of sparse feature 7: a strip, or null
+    data/failure_00113.js               only with decisions: ``film`` of episode 113, an MP4 file
 
 Data files are scripts (see ``common/page_files.py``). A strip is a WebP file with images side by
-side, encoded as text by ``common.page_files.letters``. The images show all steps of a sample, or
-are examples.
+side; strips and films are encoded as text by ``common.page_files.letters``. The images show all
+steps of a sample, or are examples.
 Samples and saliency types are numbered from 0.
 
 ``web/panel/lib/data.js`` reads these files.
@@ -49,7 +50,7 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.page_files import PageFolder, data_script, encoded, letters
 from common.progress import with_progress
 
-FORMAT = 5  # version of the format; web/panel/lib/data.js expects this one
+FORMAT = 6  # version of the format; web/panel/lib/data.js expects this one
 NOT_RECORDED = 255  # code of an action that a published sample does not store
 NO_BEHAVIOUR = -1
 # Measured on simulated frames: strips of 640 x 64 pixels take 10 kB (frames) and 3.5 kB (saliency),
@@ -74,6 +75,9 @@ class PanelFolder(PageFolder):
 
     def feature_file(self, feature: int) -> Path:
         return self.data_file(f"feature_{feature:03d}")
+
+    def failure_file(self, failure: int) -> Path:
+        return self.data_file(f"failure_{failure:05d}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +173,31 @@ class Feature:
     examples: np.ndarray | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A failed episode and its fatal decision, see ``analysis/decisions.py``.
+
+    Attributes:
+        number: number of the episode.
+        cause: hazard that ended it.
+        kind: class of the decision, one of ``analysis.decision_results.CLASSES``.
+        before_end: steps from the fatal decision to the end; None if no state was savable.
+        taken, best: labels of the action taken there, and of the best one; "" if there is none.
+        taken_rate, best_rate: shares of continuations that are saved after them, or None.
+        film: file with its last steps.
+    """
+
+    number: int
+    cause: str
+    kind: str
+    before_end: int | None
+    taken: str
+    best: str
+    taken_rate: float | None
+    best_rate: float | None
+    film: Path
+
+
 Sample = tuple[np.ndarray, np.ndarray | None, dict[int, np.ndarray], dict[int, np.ndarray]]
 """A sample, as a tuple of four entries:
 
@@ -204,6 +233,7 @@ class PanelContent:
             name; empty if they were not recorded.
         features: sparse features, strongest first; empty to show none.
         sample: function that reads a sample by its index, from 0 to N - 1.
+        failures: failed episodes with their fatal decisions; empty to show none.
     """
 
     experiment: str
@@ -221,6 +251,7 @@ class PanelContent:
     positions: dict[str, np.ndarray]
     features: tuple[Feature, ...]
     sample: Callable[[int], Sample]
+    failures: tuple[Failure, ...] = ()
 
     @property
     def num_samples(self) -> int:
@@ -251,6 +282,9 @@ def write_panel(path: Path, content: PanelContent) -> None:
         file, examples = folder.feature_file(feature.number), feature.examples
         file.write_bytes(data_script(file, {
             "examples": None if examples is None else _strip(examples, _FRAME_QUALITY)}))
+    for failure in content.failures:
+        file = folder.failure_file(failure.number)
+        file.write_bytes(data_script(file, {"film": letters(failure.film.read_bytes())}))
     rows = content.first_rows
     gradients = np.full((len(content.types), rows[-1], content.num_ics), np.nan, dtype=np.float32)
 
@@ -293,6 +327,8 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
         "maps": content.maps,
         "behaviours": content.behaviours is not None,
         "features": [feature.number for feature in content.features],
+        "failures": [{name: value for name, value in vars(failure).items() if name != "film"}
+                     for failure in content.failures],
         "recorded": {"shown": len(content.recorded), "of": content.num_recorded}
         | ({"positions": list(content.positions)} if content.positions else {})}
     behaviours = {} if content.behaviours is None else {"behaviours": content.behaviours}

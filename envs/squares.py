@@ -41,16 +41,24 @@ def square_keys(state: LevelState) -> tuple[np.ndarray, int]:
 def is_solid(keys: np.ndarray, game: str) -> np.ndarray:
     """Return whether squares with these keys are walls, bool, in the shape of the keys."""
     walls = [cell for kind in objects_of(game) if kind.name == "wall" for cell in kind.cells]
-    return np.isin(_cells(keys), walls)
+    return np.isin(cells_of(keys), walls)
 
 
 def is_empty(keys: np.ndarray) -> np.ndarray:
     """Return whether squares with these keys are empty, bool, in the shape of the keys."""
-    return (_cells(keys) == _EMPTY) & (keys % (_IMAGES * _THEMES) == 0)
+    return (cells_of(keys) == _EMPTY) & (keys % (_IMAGES * _THEMES) == 0)
 
 
-def _cells(keys: np.ndarray) -> np.ndarray:
+def cells_of(keys: np.ndarray) -> np.ndarray:
+    """Return the cells of squares with these keys, int64, in the shape of the keys."""
     return keys // (_IMAGES * _THEMES) - _IMAGES
+
+
+def images_of(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the image type of the static entity in squares with these keys, -1 for none, and its
+    theme, int64, in the shape of the keys."""
+    entity = keys % (_IMAGES * _THEMES)
+    return entity // _THEMES - 1, entity % _THEMES
 
 
 def squares_around(keys: np.ndarray, outside: int, x: float, y: float, size: int) -> np.ndarray:

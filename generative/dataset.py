@@ -321,10 +321,8 @@ class RolloutDataset:
         of_window = np.array([number_of.get(place, -1) for place in places], np.int64)
         chosen = np.flatnonzero(of_window >= 0)
         ends = (self._first_rows + self._lengths - 1)[self._window_episode]
-        position = self._lengths[self._window_episode] - 1 - self._offset
-        ends_inside = (position > last) & (position < self.window_length)
-        copies = np.where(ends_inside, np.where(self._rewards[ends] > 0, coin_copies,
-                                                death_copies), 1)
+        copies = np.where(self.end_inside, np.where(self._rewards[ends] > 0, coin_copies,
+                                                    death_copies), 1)
         self._worlds = worlds, of_window, (1 / copies).astype(np.float32)
         return np.repeat(chosen, copies[chosen])
 
@@ -340,6 +338,13 @@ class RolloutDataset:
         ``attach_worlds``."""
         assert self._worlds is not None
         return np.flatnonzero(self._worlds[1] >= 0)
+
+    @property
+    def end_inside(self) -> np.ndarray:
+        """Whether the episode of each window ends after the last initial frame and before the end
+        of the window, bool (windows,)."""
+        position = self._lengths[self._window_episode] - 1 - self._offset
+        return (position > self.num_init_steps - 1) & (position < self.window_length)
 
     @property
     def has_positions(self) -> bool:

@@ -160,8 +160,15 @@ class OutcomeHead(nn.Module):
         Returns:
             Rewards, logits of the terminal, and logits of a death, (N,) each.
         """
-        first = (FRAME_SIZE - CROP) // 2
-        seen = self.see(images[:, :, first:first + CROP, first:first + CROP].clamp(0, 1))
-        reward, death, coin = self.out(self.features(features) + seen).float().unbind(dim=-1)
-        # The three outcomes have the logits death, coin and 0.
+        reward, death, coin = self.judge(features, self.crop(images)).unbind(dim=-1)
         return (reward, torch.logaddexp(death, coin), death - functional.softplus(coin))
+
+    @staticmethod
+    def crop(images: Tensor) -> Tensor:
+        """Cut the pixels around the player, in [0, 1], out of images (N, C, 64, 64)."""
+        first = (FRAME_SIZE - CROP) // 2
+        return images[:, :, first:first + CROP, first:first + CROP].clamp(0, 1)
+
+    def judge(self, features: Tensor, crops: Tensor) -> Tensor:
+        """Compute the reward, and the logits of death and coin; that of neither is 0 (N, 3)."""
+        return self.out(self.features(features) + self.see(crops)).float()

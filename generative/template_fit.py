@@ -88,6 +88,21 @@ class TemplateFit:
         images.templates.copy_(torch.from_numpy(np.stack(templates) / 255))
         return images, classes
 
+    def nearest_keys(self, images: SquareImages) -> tuple[np.ndarray, np.ndarray]:
+        """Find the key that looks most like each class, in any of the added levels.
+
+        Returns:
+            Keys, int64 (K,), and their root mean squared differences, of 255 (K,).
+        """
+        names = np.array([name for name, _ in self._sums])
+        keys, differences = [], []
+        for template in 255 * images.templates.cpu().numpy():
+            full = np.concatenate([template, np.ones_like(template[..., :1])], axis=-1)
+            distances = [_distance(sums, full) for sums in self._sums.values()]
+            keys.append(names[int(np.argmin(distances))])
+            differences.append(min(distances))
+        return np.array(keys, np.int64), np.array(differences)
+
 
 def _clusters(levels: dict[int, np.ndarray]) -> tuple[list[np.ndarray], dict[int, int]]:
     """Cluster levels by the mean colours of their sums (R, R, 4), the fullest levels first.

@@ -30,6 +30,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from agents import rollout_files
 from agents.config import load_agent_config
+from analysis.decision_results import DECISIONS
 from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES
 from common.config import SETTINGS_NAME, read_yaml, typed
 from common.errors import UserError, nearest
@@ -478,6 +479,7 @@ _PATTERNS = {
     "saliency_without_env_grads": tuple(
         re.sub(r"\.(?=\w+$)", f"{WITHOUT_ENV_GRADS}.", pattern)
         for pattern in saliency_files.DATA_PATTERNS),
+    "decisions": _entries(DECISIONS, "decisions", "films"),
     "sparse_features": _entries(SPARSE_FEATURES, "features", "effects", "sae", "examples"),
     "feature_dreams": (*_entries(FEATURE_DREAMS, "dreams", "starts"), *(
         f"penalty_1/{pattern}" for pattern in sample_files.PATTERNS))}

@@ -12,11 +12,12 @@ import pandas as pd
 
 from agents.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutFolder, RolloutWriter
 from analysis.behaviours import BEHAVIOUR_FILES
+from analysis.decision_results import DECISIONS
 from analysis.memory.sparse_report import EXAMPLE_SIZE, FEATURE_DREAMS, SPARSE_FEATURES
 from common.files import save_json, sha256
 from common.results import ResultStore
 from common.step_results import StepResults
-from common.video import strip
+from common.video import strip, write_video
 from generative.saliency.files import SaliencyArrays, SaliencyFolder
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 from interventions.hidden_states_folder import hidden_state_results
@@ -254,3 +255,21 @@ def write_features(run: Run) -> list[str]:
     shutil.copytree(run.folder / UNALTERED, run.folder / DREAMS)
     return ["--samples", UNALTERED, SWAPPED, DREAMS, "--features_dir", str(features.path),
             "--dreams_dir", str(starts.path)]
+
+
+def write_decisions(run: Run) -> list[str]:
+    """Write a failure with a fatal decision, one without, a solved episode and a failure without a
+    film, as analysis/decisions.py does, and return flags of export_panel.py."""
+    store = ResultStore(run.folder / "decisions", DECISIONS)
+    store.open({"agent_sha256": AGENT})
+    row = {"group": "failures", "number": 5, "level_seed": 8, "cause": "enemy_left",
+           "class": "wrong", "before_end": 3.0, "action": 4.0, "best_action": 7.0,
+           "best_rate": 0.75, "taken_rate": 0.125}
+    lost = {**row, "number": 7, "cause": "lava", "class": "unavoidable", **dict.fromkeys(
+        ("before_end", "action", "best_action", "best_rate", "taken_rate"), np.nan)}
+    store.write("decisions", value=pd.DataFrame([
+        row, lost, {**row, "group": "solved", "number": 6}, {**row, "number": 9}]))
+    for number, length in ((5, 3), (7, 6)):
+        with store.file("films", f"failures_{number}") as path:
+            write_video(path, np.zeros((length, 32, 32, 3), np.uint8), fps=1)
+    return ["--decisions_dir", str(store.path)]

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from conftest import refusal
 from page_exports import HOSTILE_NAME
-from page_view import array_of, picture_of, read_script
+from page_view import array_of, bytes_of, picture_of, read_script
 from panel_run import (
     BEHAVIOURS,
     DREAMS,
@@ -29,6 +29,7 @@ from panel_run import (
     UNALTERED,
     coordinate_gradients,
     saliency_folder,
+    write_decisions,
     write_features,
     write_run,
 )
@@ -268,3 +269,20 @@ def test_mistakes_are_one_sentence_and_leave_nothing(run, tmp_path, capsys, mist
     argv = run.arguments("--output_dir", str(tmp_path / "panel"))
     assert re.search(words, refusal(export_panel.main, argv, capsys))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_failures_have_their_decisions_and_films(run, exported, tmp_path, capsys):
+    output = PanelFolder(tmp_path / "panel")
+    argv = run.arguments(*write_decisions(run), "--output_dir", str(output.path))
+    assert export_panel.main(argv) == 0
+    fatal, lost = content(output, "manifest")["failures"]
+    assert fatal == {"number": 5, "cause": "enemy left", "kind": "wrong", "before_end": 3,
+                     "taken": "null", "best": "right", "taken_rate": 0.125, "best_rate": 0.75}
+    assert lost["number"] == 7 and lost["before_end"] is lost["best_rate"] is None
+    assert bytes_of(content(output, "failure_00007")["film"]) == (
+        run.folder / "decisions" / "films" / "failures_7.mp4").read_bytes()
+    assert content(exported[1], "manifest")["failures"] == []
+    settings = run.folder / "decisions" / "settings.json"
+    save_json(settings, {**json.loads(settings.read_text()), "agent_sha256": "1" * 64})
+    assert re.search("decisions in .* are those with an agent other than",
+                     refusal(export_panel.main, argv, capsys))

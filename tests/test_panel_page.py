@@ -26,6 +26,7 @@ from panel_run import (
     TYPES,
     UNALTERED,
     coordinate_gradients,
+    write_decisions,
     write_features,
     write_run,
 )
@@ -462,8 +463,8 @@ def test_two_side_by_side_are_altered_and_unaltered_and_in_step(page, run):
 def test_features_have_a_page_each(browser, page, tmp_path):
     assert page.get_by_role("heading", name="Sparse features").count() == 0
     run = write_run(tmp_path / "run")
-    assert export_panel.main(run.arguments(*write_features(run), "--output_dir",
-                                           str(tmp_path / "panel"))) == 0
+    assert export_panel.main(run.arguments(*write_features(run), *write_decisions(run),
+                                           "--output_dir", str(tmp_path / "panel"))) == 0
     with opened_page(browser, PanelFolder(tmp_path / "panel").page_file.as_uri(), **WIDE) as page:
         listed = page.get_by_role("list", name="Sparse features").get_by_role("button")
         assert [text.split() for text in listed.all_inner_texts()] == [
@@ -498,6 +499,20 @@ def test_features_have_a_page_each(browser, page, tmp_path):
         assert "+1 (-2 to +4) points, not claimed" in text
         assert "No start was optimised for this feature." in text
         assert fragment_of(page)["feature"] == ["120"]
+
+        # Fatal decisions
+        failed = page.get_by_role("list", name="Failed episodes").get_by_role("button")
+        assert [text.split() for text in failed.all_inner_texts()] == [
+            ["enemy", "left", "wrong,", "3"], ["lava", "unavoidable"]]
+        for number, words, seconds in (
+                (5, "the agent chose null: 13 % of the continuations are saved. After right, 75 %",
+                 3), (7, "No action in the measured states", 6)):
+            group = page.get_by_role("group", name=f"Episode {number}")
+            assert words in " ".join(group.inner_text().split())
+            page.wait_for_function(
+                "seconds => document.querySelector('video').duration === seconds", arg=seconds)
+            failed.nth(1).press("Enter")
+        assert fragment_of(page)["failure"] == ["7"]
 
         go(page, "feature=3")
         assert listed.nth(2).get_attribute("aria-pressed") == "true"

@@ -1,5 +1,6 @@
 """Training of simulators with worlds: outcomes, rare ends, the camera, and the prior."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -14,7 +15,7 @@ from agents.agent_file import load_agent
 from common.config import save_settings
 from common.errors import UserError
 from common.parameters import ParameterSet
-from generative import fit_camera, train_prior
+from generative import fit_camera, fit_outcomes, train_prior
 from generative.batches import align, true_camera
 from generative.camera import CameraState
 from generative.config import SimulatorConfig
@@ -220,6 +221,78 @@ def test_the_fitted_camera_sees_what_the_training_pass_sees(run, dataset, batch)
         expected = run.simulator(batch, MODE, true_camera=(true_camera(batch, SQUARE), known))
         predicted, _ = training.predict(windows.rows(torch.arange(3)), known.T)
     torch.testing.assert_close(predicted.transpose(0, 1), expected.camera, atol=5e-3, rtol=0)
+
+
+# Outcomes
+
+def test_outcomes_are_fitted_to_what_the_simulation_shows(run, dataset, batch):
+    windows = dataset.windows_with_worlds[2:5]
+    weights = np.array([1.0, 2.0, 4.0])
+    found = fit_outcomes.examples(run.simulator.eval(), FLOAT32, dataset, windows, weights)
+    with torch.no_grad():
+        start = run.simulator.start_from(run.simulator.encode(batch.initial_images), MODE,
+                                         world=batch.world)
+        simulated = stack(start, run.simulator.imagine(start, MODE, len(batch.actions),
+                                                       true_actions=batch.actions))
+        _, *logits = found.judged(run.simulator.decoder.outcome).unbind(dim=-1)
+    alive = batch.terminals.cumsum(dim=0) - batch.terminals == 0
+    torch.testing.assert_close(torch.logaddexp(*logits), simulated.terminal_logits[alive],
+                               atol=2e-2, rtol=0)  # crops have 8 bits
+    assert torch.equal(found.rewards, batch.rewards[alive])
+    assert torch.equal(found.outcomes > 0, batch.terminals[alive] > 0)
+    steps = alive.sum(dim=0).double()
+    torch.testing.assert_close(found.weights.double().sum(),
+                               (steps * torch.from_numpy(weights)).sum())
+
+
+def test_windows_with_an_end_are_half_of_those_drawn_and_weighted_back(dataset):
+    numbers = dataset.windows_with_worlds
+    ends = dataset.end_inside
+    for number in numbers:
+        assert ends[number] == (dataset.batch([number]).terminals[
+            dataset.num_init_steps:] > 0).any().item()
+    drawn, weights = fit_outcomes.draw_windows(dataset, numbers, 8, np.random.default_rng(0))
+    assert np.isin(drawn, numbers).all() and len(set(drawn)) == 8
+    assert ends[drawn].sum() == 4
+    for end in (True, False):
+        assert weights[ends[drawn] == end].sum() == pytest.approx((ends[numbers] == end).sum())
+
+
+def test_the_head_learns_outcomes_and_keeps_its_best_weights(run):
+    generator = torch.Generator().manual_seed(0)
+    head = copy.deepcopy(run.simulator.decoder.outcome)
+    num = 3000
+    crops = torch.randint(256, (num, 3, 24, 24), generator=generator, dtype=torch.uint8)
+    dies = torch.rand(num, generator=generator) < 0.2
+    crops[dies, :, 8:16, 8:16] = 255  # the player touches something white
+    examples = fit_outcomes.OutcomeExamples(
+        torch.randn(num, head.features.in_features, generator=generator).half(), crops,
+        torch.where(dies, fit_outcomes.DIES, fit_outcomes.SURVIVES), torch.zeros(num),
+        torch.where(dies, 0.1, 1.0))
+    train_on, held_out = (examples.rows(rows) for rows in (slice(0, 2500), slice(2500, num)))
+    measured = fit_outcomes.train(head, train_on, held_out, 60, 3e-3, generator)
+    assert fit_outcomes.measure(head, held_out) == pytest.approx(min(measured))
+    assert min(measured)[1] > 0.97
+    with torch.no_grad():
+        chance = held_out.judged(head)[:, 1].sigmoid()
+    share = (0.1 * dies.sum() / (0.1 * dies.sum() + (~dies).sum())).item()
+    mean = ((chance * held_out.weights).sum() / held_out.weights.sum()).item()
+    assert mean == pytest.approx(share, rel=0.5)  # calibrated to the weighted frequency
+
+
+def test_only_the_outcomes_are_fitted(run, tmp_path, capsys):
+    assert record.main(record_arguments(AGENT, tmp_path, 24, "--env_name", "coinrun",
+                                        "--no_videos", "--worlds")) == 0
+    fitted = tmp_path / "fitted" / "model.pt"
+    argv = ["--agent_file", str(AGENT), "--model_file", str(run.newest_checkpoint), "--data_dir",
+            str(tmp_path / "data"), "--num_windows", "60", "--num_batches", "20", "--output",
+            str(fitted), "--device", "cpu"]
+    assert fit_outcomes.main(argv) == 0
+    states = [open_simulator(path, AGENT, SimulatorConfig(), FLOAT32).state_dict()
+              for path in (run.newest_checkpoint, fitted)]
+    changed = {".".join(name.split(".")[:2]) for name in states[0]
+               if not torch.equal(states[0][name], states[1][name])}
+    assert changed == {"decoder.outcome"}
 
 
 # The prior

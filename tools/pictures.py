@@ -1,7 +1,11 @@
-"""Create the images of the shipped agent and simulator in docs/images from the output of
+r"""Create the images of the shipped agent and simulator in docs/images from the output of
 run_pipeline.py:
 
     python run_pipeline.py --preset section:demo --output_dir OUTPUT
+    python record_gen_samples.py --agent_file pretrained/coinrun_hard/model.pth \
+        --model_file pretrained/coinrun_hard_simulator/model.pt --interpreting_params_name demo \
+        --data_dir OUTPUT/rollouts/data --generated_data_dir OUTPUT/worlds --num_samples 60 \
+        --num_worlds 12 --num_sim_steps 32 --sample_actions --no_videos
     python -m tools.pictures OUTPUT
 
 The contents of each image are chosen by fixed rules. The screenshots of the three pages need
@@ -21,21 +25,31 @@ from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
 
-from agents.rollout_files import RolloutFolder
+from agents.frames import to_frames
+from agents.rollout_files import POSITION_COLUMNS, RolloutFolder
 from analysis.influences.comparison import COMPARISON_FILES
 from analysis.panel_contents import recorded_frames
 from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
 from common.cli import Parser, from_zero
+from common.devices import Compute
 from common.errors import UserError, script_main
 from common.files import atomic_path
+from common.game_constants import FRAME_SIZE, WORLD_SIZE
 from common.page_files import PageFolder
 from common.results import ResultStore
-from common.video import strip
+from common.video import FULL_REWARD, strip
+from generative.config import SimulatorConfig
+from generative.dataset import WindowPlace
 from generative.loss_over_time import LOSS_OVER_TIME
+from generative.rendered_worlds import rendered_images
+from generative.runs import open_simulator
 from generative.saliency.files import SaliencyFolder
+from generative.sample_files import SampleFolder
+from generative.spatial import split_state
 from maze.field.page_export import MazePageFolder
 from pipeline.presets import load_preset
 from pipeline.records import DONE, Experiment
@@ -44,6 +58,11 @@ from pipeline.stage_files import all_stages
 from tools.browser import chromium, opened_page, running_browser
 
 IMAGES = ROOT / "docs" / "images"
+AGENT, SIMULATOR = (ROOT / "pretrained" / name for name in (
+    "coinrun_hard/model.pth", "coinrun_hard_simulator/model.pt"))
+CPU = Compute(torch.device("cpu"), bfloat16=False)
+DIES_AFTER = 8
+AROUND, FIRST_ROW, FIRST_COLUMN = 144, 20, 44  # pixels per side, and first ones, of what is shown
 ENDED = 0.5  # samples with at least this probability of the episode's end are excluded
 FILMS, FILM_SIZE, FILM_MILLISECONDS = 4, 144, 250
 PANEL_STEP = 3  # one step before the function of the saliency map is evaluated
@@ -154,6 +173,81 @@ def _with_titles(image: Image.Image, titles: Sequence[str]) -> Image.Image:
     return result
 
 
+def imagined_worlds(shown: Shown) -> list[Image.Image]:
+    """Return an animation of the game and of four of its imagined worlds, from the same start.
+
+    It shows the first start with a world in which the agent dies after at least DIES_AFTER steps
+    and three in which it does not, while the recorded episode goes on. The first such worlds are
+    shown. Frames are drawn at the camera's place, over the surroundings at the start.
+    """
+    folder = SampleFolder(shown.output / "worlds" / "informed_init")
+    by_start: dict[int, list[int]] = {}
+    for number in folder.numbers():
+        by_start.setdefault(folder.origin(number).start, []).append(number)
+    for numbers in by_start.values():
+        samples, origin = folder.stacked(numbers), folder.origin(numbers[0])
+        steps = samples.frames.shape[1]
+        recorded = recorded_frames(_recording(shown), folder, numbers[0], steps)
+        ends = samples.terminals >= ENDED
+        ends_at = np.where(ends.any(axis=1), ends.argmax(axis=1), steps)
+        coins = (samples.rewards >= FULL_REWARD / 2).any(axis=1)
+        dies = np.flatnonzero((ends_at >= DIES_AFTER) & (ends_at < steps) & ~coins)
+        lives = np.flatnonzero((ends_at == steps) & ~coins)
+        if recorded is None or len(recorded) < steps or not len(dies) or len(lives) < 3:
+            continue
+        chosen = sorted([dies[0], *lives[:3]])
+        simulator = open_simulator(SIMULATOR, AGENT, SimulatorConfig(), CPU)
+        world = folder.worlds([numbers[row] for row in chosen])
+        assert simulator.squares is not None and world is not None and origin.episode is not None
+        around = to_frames(simulator.squares.view(
+            simulator.squares.paint(world), world.corner.new_zeros(len(chosen), 2), WORLD_SIZE))
+        place = WindowPlace(origin.episode, origin.frame or 0)
+        game = rendered_images(_recording(shown), [place]).images[0]
+        steps_of = _recording(shown).steps(origin.episode)[list(POSITION_COLUMNS)].to_numpy()
+        moved = (steps_of[place.frame:place.frame + steps] - steps_of[place.frame]) * [1, -1]
+        columns = [_Column(game, recorded, moved * simulator.squares.pixels_per_square, steps)] + [
+            _Column(around[i], samples.frames[row], split_state(
+                torch.from_numpy(samples.env_h[row]).float(),
+                simulator.config).camera.displacement.numpy(), int(ends_at[row]))
+            for i, row in enumerate(chosen)]
+        titles = ["the real game"] + [
+            f"world {row + 1}: {'it dies' if ends_at[row] < steps else 'it lives'}"
+            for row in chosen]
+        return [_with_titles(strip([[column.drawn(t) for column in columns]], WORLD_SIZE),
+                             titles) for t in range(steps)]
+    raise UserError(f"no start in {folder.path} has a world in which the agent dies and three in "
+                    "which it does not; record more samples")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Column:
+    """Frames that are shown over their surroundings.
+
+    Attributes:
+        around: surroundings at the start (WORLD_SIZE, WORLD_SIZE, C).
+        frames: frames (T, H, W, C).
+        moved: displacement of the camera (T, 2), in pixels to the right and down.
+        end: step of the end, whose frame has a red outline, and which is shown from then on.
+    """
+
+    around: np.ndarray
+    frames: np.ndarray
+    moved: np.ndarray
+    end: int
+
+    def drawn(self, step: int) -> np.ndarray:
+        """Draw the frame of a step over its darkened surroundings (AROUND, AROUND, C)."""
+        step, margin = min(step, self.end), FRAME_SIZE
+        canvas = np.pad(self.around // 2, ((margin, margin), (margin, margin), (0, 0)))
+        left, top = (np.round(self.moved[step]).astype(int) + 2 * FRAME_SIZE).clip(
+            1, len(canvas) - FRAME_SIZE - 1)
+        canvas[top - 1:top + FRAME_SIZE + 1, left - 1:left + FRAME_SIZE + 1] = (
+            (220, 40, 30) if step == self.end else (255, 255, 0))
+        canvas[top:top + FRAME_SIZE, left:left + FRAME_SIZE] = self.frames[step]
+        top, left = margin + FIRST_ROW, margin + FIRST_COLUMN
+        return canvas[top:top + AROUND, left:left + AROUND]
+
+
 def direction_function(folder: SaliencyFolder, numbers: list[int], component: int) -> str:
     """Return the name of the saliency function of a component, preferring ICA to PCA.
 
@@ -200,6 +294,7 @@ PICTURES = (
     Picture("agent.png", ("render",), stored("videos/*_strip.png")),
     Picture("simulator.png", ("loss_over_time",), simulator),
     Picture("saliency.gif", ("simulate", "saliency"), saliency),
+    Picture("imagined_worlds.gif", ("record",), imagined_worlds),
     Picture("behaviour.png", ("consistency", "plot_behaviours"), behaviour),
     Picture("interventions.png", ("interventions",),
             stored(f"{FOLDERS.interventions}/effects.png")),

@@ -42,6 +42,7 @@ export function write(view, manifest, samples) {
     text.append('filter', [ic, bound(low), bound(high), step ?? 'any', what].join(','))
   }
   if (view.feature !== null) text.set('feature', view.feature)
+  if (view.failure !== null) text.set('failure', view.failure)
   if (view.notes) text.set('notes', view.notes)
   return text.toString()
 }
@@ -81,6 +82,8 @@ export function read(fragment, start, manifest, samples) {
   })
   const feature = numberOf(text.get('feature'), Infinity)
   if (manifest.features.includes(feature)) view.feature = feature
+  const failure = numberOf(text.get('failure'), Infinity)
+  if (manifest.failures.some(({ number }) => number === failure)) view.failure = failure
   view.notes = text.get('notes') ?? ''
   return view
 }

@@ -2,7 +2,7 @@
 
 import { arrays, bytes, load } from '../../shared/lib/data.js'
 
-export const FORMAT = 5
+export const FORMAT = 6
 
 /** Decode a strip of images. The image comes from the bytes of the script, so that canvases stay
  * exportable. */
@@ -17,6 +17,8 @@ const five = (number) => String(number).padStart(5, '0')
 export const loadSteps = async () => arrays(await load('steps'))
 export const loadRecorded = async () => arrays(await load('recorded'))
 export const loadFeatures = async () => (await load('features')).features
+export const loadFilm = async (failure) => new Blob(
+  [bytes((await load(`failure_${five(failure)}`)).film)], { type: 'video/mp4' })
 export const loadGradients = async (type) => arrays(await load(`gradients_${two(type)}`)).gradients
 
 const KEPT = { frames: 80, pictures: 24 } // number of samples whose images are cached

@@ -16,7 +16,7 @@ export class Panel {
   positions = $state.raw({}) // player positions at the recorded states, by name
   gradients = $state.raw(new Map()) // loaded gradients, by saliency type
   view = $state({ sample: 0, other: null, step: 0, type: null, map: 0, x: 0, y: 1, ic: 0, at: null,
-    cloud: 'both', colouring: null, speed: 4, behaviour: null, filters: [], feature: null, notes: '' })
+    cloud: 'both', colouring: null, speed: 4, behaviour: null, filters: [], feature: null, failure: null, notes: '' })
   features = $state.raw(null) // sparse features, strongest first
   featureImages = $state.raw(null) // {feature, examples, dream, problem} of the shown feature
   playing = $state(false)
@@ -60,7 +60,7 @@ export class Panel {
       const value = types.findIndex(({ name }) => name === 'value')
       const type = types.length ? Math.max(value, 0) : null
       this.#start = { ...this.view, sample: this.manifest.start, y: Math.min(1, this.manifest.num_ics - 1),
-        feature: this.manifest.features[0] ?? null, type, at: type === null ? null : types[type].steps[0] ?? null }
+        feature: this.manifest.features[0] ?? null, failure: this.manifest.failures[0]?.number ?? null, type, at: type === null ? null : types[type].steps[0] ?? null }
       this.view = this.#start
       this.fromAddress()
       document.title = this.title
