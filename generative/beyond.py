@@ -359,7 +359,7 @@ def _named(squares: SquareImages, classes: dict[str, list[int]], pairs: np.ndarr
         return names.get(number, "wall" if is_solid else "other")
 
     found = Counter(f"{named(old)} to {named(new)}" for old, new in pairs.tolist())
-    return ", ".join(f"{number} {change}" for change, number in found.most_common())
+    return ", ".join(f"{number} {change}" for change, number in found.most_common()) or "none"
 
 
 main = command(BeyondOptions, search_beyond)
