@@ -1,0 +1,104 @@
+"""Objects that are replaced by what the prior generates, in the simulator and in the real game."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import ROOT, record_arguments, refusal
+
+import record
+from envs.objects import moving_objects
+from generative import replaced_objects
+from generative.replaced_objects import Replacements, summarise
+from generative.surroundings import DEATH, TURN, VALUE, Rollouts
+
+AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
+SIMULATOR = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    logdir = tmp_path_factory.mktemp("replaced")
+    assert record.main(record_arguments(
+        AGENT, logdir, 6, "--env_name", "coinrun", "--distribution_mode", "hard", "--no_videos",
+        "--worlds", "--no_action_noise")) == 0
+    return logdir / "data"
+
+
+def arguments(recording, folder, *more):
+    return [*map(str, (
+        "--agent_file", AGENT, "--model_file", SIMULATOR, "--data_dir", recording, "--output_dir",
+        folder, "--num_views", 4, "--num_steps", 6, "--precision", "float32", "--device", "cpu",
+        "--unseen", *more))]
+
+
+def test_an_object_is_replaced_and_the_rest_of_the_level_stays(recording, tmp_path, monkeypatch):
+    played = []
+
+    def watched(self, worlds, place):
+        found = real(self, worlds, place)
+        built = [self._rebuilder.build(world, self.states[place.episode]).state
+                 for world in worlds]
+        played.append((worlds, built, found))
+        return found
+
+    def remembered(folder, episode, rows):
+        found = list(level_states(folder, episode, rows))
+        Replacements.states[episode] = found[0][1]
+        return found
+
+    real, level_states = Replacements._played, replaced_objects.level_states
+    monkeypatch.setattr(Replacements, "states", {}, raising=False)
+    monkeypatch.setattr(Replacements, "_played", watched)
+    monkeypatch.setattr(replaced_objects, "level_states", remembered)
+    assert replaced_objects.main(arguments(recording, tmp_path / "study")) == 0
+    table = pd.read_csv(tmp_path / "study" / "replaced.csv")
+    assert len(played) == table["view"].nunique() >= 2
+    assert (table["rebuilt"] == 1).all()
+    for (worlds, built, found), (_, rows) in zip(played, table.groupby("view")):
+        unchanged, changed = (world.squares[0].numpy() for world in worlds[:2])
+        differs = unchanged != changed
+        kind, size = rows[["kind", "num_squares"]].iloc[0]
+        assert 1 <= differs.sum() <= size
+        cells = [state.grid for state in built[:2]]
+        things = [{(thing.kind, thing.x, thing.y) for thing in moving_objects(state)}
+                  for state in built[:2]]
+        entities = [len(state.entities) for state in built[:2]]
+        changes = (cells[0] != cells[1]).sum() + len(things[0] ^ things[1])
+        assert 1 <= changes + abs(entities[0] - entities[1]) <= 2 * size + 2, kind
+        for control in worlds[2:]:
+            other = control.squares[0].numpy() != unchanged
+            assert other.any() and not (other & differs).any()
+        assert isinstance(found[-1], Rollouts)  # the recorded level
+    # A killed run goes on with the views that are left.
+    [(tmp_path / "study" / "views" / f"{number:05}.csv").unlink() for number in (0, 3)]
+    calls = len(played)
+    assert replaced_objects.main(arguments(recording, tmp_path / "study")) == 0
+    assert len(played) - calls <= 2
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "study" / "replaced.csv"), table)
+
+
+def test_only_effects_that_are_large_enough_count_and_failures_do_not_occur():
+    row = {"view": 0, "level_seed": 0, "aim": VALUE, "effect": 2.0, "real": 1.5, "rebuilt": 1.0,
+           "occurs": 1.0, "control": 0.5, "rebuilding": -3.0}
+    table = pd.DataFrame([
+        row, {**row, "level_seed": 1, "rebuilt": 0.0, "real": np.nan, "occurs": 0.0,
+              "control": 0.0, "rebuilding": 4.0},
+        {**row, "level_seed": 2, "effect": 0.4}, {**row, "level_seed": 3, "aim": TURN,
+                                                  "effect": -0.2},
+        {**row, "level_seed": 4, "aim": DEATH, "effect": -0.04}])
+    found = summarise(table, 0).set_index(["aim", "quantity"])
+    assert found.loc[(VALUE, "occurs"), "mean"] == 0.5
+    assert found.loc[(VALUE, "occurs"), "counterfactuals"] == 2
+    assert found.loc[(VALUE, "difference"), "mean"] == 0.25
+    assert found.loc[(VALUE, "by_rebuilding"), "mean"] == 0.5
+    assert found.loc[("all", "occurs"), "counterfactuals"] == 3
+    assert DEATH not in found.index.get_level_values("aim")
+
+
+def test_a_simulator_without_worlds_is_refused(recording, tmp_path, capsys, monkeypatch):
+    simulator = torch.nn.Module()
+    simulator.squares = None
+    monkeypatch.setattr(replaced_objects.ReplacedOptions, "open_simulator", lambda _: simulator)
+    assert "has no worlds" in refusal(replaced_objects.main,
+                                      arguments(recording, tmp_path / "study"), capsys)
