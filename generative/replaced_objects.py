@@ -152,7 +152,8 @@ class Replacements:
             controls = [occurs(effect, in_game.get(number, np.nan))
                         for number in range(2, len(worlds))]
             rows.append({
-                "view": number, "level_seed": int(folder.steps(place.episode)["level_seed"].iloc[0]),
+                "view": number,
+                "level_seed": int(folder.steps(place.episode)["level_seed"].iloc[0]),
                 **dataclasses.asdict(place), "kind": kind, "num_squares": int(hole.sum()),
                 "filled_with": " ".join(with_what), "aim": aim, "effect": effect,
                 "step": int(step), "rebuilt": float(1 in in_game),
