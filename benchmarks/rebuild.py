@@ -81,7 +81,10 @@ def main(argv: list[str] | None = None) -> None:
     refused = 0
     with contextlib.closing(WorldView(game)) as view:
         for episode in folder.finished()[:args.num_frames]:
-            row = int(rng.integers(init - 1, len(folder.steps(episode)) - 1))
+            length = len(folder.steps(episode))
+            if length <= init:
+                continue
+            row = int(rng.integers(init - 1, length - 1))
             [(_, state)] = level_states(folder, episode, [row])
             frames = folder.array_files(episode).frames.rows(row - init + 1, row + 1)
             images = as_images(frames, 1)[:, None]
