@@ -32,7 +32,7 @@ from common.files import versions
 from common.game_constants import FRAME_SIZE
 from common.options import command, option
 from common.progress import with_progress
-from common.results import Entry, ResultStore, Schema, Table
+from common.results import Entry, ResultStore, Schema, Table, Text
 from common.tables import markdown_table
 from envs.level_state import LevelState
 from generative.beyond import RecordedView, choose_views
@@ -52,6 +52,14 @@ from stats.report import format_interval
 
 REPLACED = ("coin", "saw", "enemy_left", "enemy_right", "lava", "box")  # kinds of object
 NUM_CONTROLS = 2
+FEW_LEVELS = 10
+ALL = "all"
+QUANTITIES = {
+    "size": "size of the effect in the simulator", "rebuilt": "both worlds are rebuilt",
+    "occurs": "the effect occurs in the game",
+    "control": "it occurs after a random change of the view", "difference": "occurs minus control",
+    "by_rebuilding": "it occurs between the rebuilt and the recorded level (which differ beyond "
+                     "the view)"}
 _TRIES = 8  # fillings that are drawn until one differs from the object
 _PLAYER = 1.5  # squares from the player's centre within which nothing is replaced
 _REPLACED, _PLACE = 21, 22  # random streams; parts of seeds
@@ -65,7 +73,8 @@ REPLACEMENTS = Schema(
     "replaced objects", "python -m generative.replaced_objects",
     items={"view": Entry("views/{:0>5}.csv", Table(ROW, exact=True))},
     results={"table": Entry("replaced.csv", Table(ROW)),
-             "summary": Entry("summary.csv", Table(SUMMARY))},
+             "summary": Entry("summary.csv", Table(SUMMARY)),
+             "report": Entry("report.md", Text())},
     informative=("versions", "agent_file", "model_file", "data_dir"))
 
 
@@ -255,23 +264,49 @@ def replace_objects(options: ReplacedOptions) -> pd.DataFrame:
     summary = summarise(table, options.seed)
     store.write("table", value=table)
     store.write("summary", value=summary)
+    store.write("report", value=report(table, summary))
     store.finish()
-    print("\n".join(markdown_table(("aim", "quantity", "mean", "counterfactuals"), [
-        (TITLES.get(row.aim, row.aim), row.quantity,
-         format_interval(row.mean, row.low_95, row.high_95, ".2f"), str(row.counterfactuals))
-        for row in summary.itertuples()])))
+    print(headline(summary))
     return summary
+
+
+def headline(summary: pd.DataFrame) -> str:
+    """Return the answer in a sentence."""
+    every = summary[summary["aim"] == ALL].set_index("quantity")
+    if not len(every):
+        return "No replacement has an effect that is large enough."
+    shares = {name: format_interval(*(100 * every.loc[name, ["mean", "low_95", "high_95"]]), ".0f")
+              for name in ("occurs", "control")}
+    few = int(every["levels"].iloc[0])
+    return (f"Of {int(every['counterfactuals'].iloc[0])} effects in {few} levels, "
+            f"{shares['occurs']} % occur in the game, and after random changes of the view, "
+            f"{shares['control']} %" + (" (too few levels to tell)." if few < FEW_LEVELS else "."))
+
+
+def report(table: pd.DataFrame, summary: pd.DataFrame) -> str:
+    """Format the report."""
+    return "\n\n".join([
+        "# Does the effect of a replaced object occur in the real game?",
+        f"{table['view'].nunique()} recorded views with an object that the prior replaces. Effects "
+        f"that are smaller than {', '.join(f'{LEAST[aim]:g} ({TITLES[aim]})' for aim in AIMS)} in "
+        "the simulator do not count.",
+        headline(summary), "\n".join(markdown_table(
+            ("the agent", "quantity", "mean", "effects", "levels"),
+            [(TITLES.get(row.aim, row.aim), QUANTITIES[row.quantity],
+              format_interval(row.mean, row.low_95, row.high_95, ".2f"), str(row.counterfactuals),
+              str(row.levels)) for row in summary.itertuples()]))]) + "\n"
 
 
 def summarise(table: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Return shares of the counterfactuals with an effect, for each aim and all, with 95 %
     intervals over levels."""
     table = table[table["effect"].abs() >= table["aim"].map(LEAST)]
-    table = table.assign(difference=table["occurs"] - table["control"], by_rebuilding=[
-        occurs(row.effect, row.rebuilding) for row in table.itertuples()])
+    table = table.assign(
+        size=table["effect"].abs(), difference=table["occurs"] - table["control"],
+        by_rebuilding=[occurs(row.effect, row.rebuilding) for row in table.itertuples()])
     rows = []
-    for aim, part in (*table.groupby("aim", sort=False), ("all", table)):
-        for name in ("rebuilt", "occurs", "control", "difference", "by_rebuilding"):
+    for aim, part in (*table.groupby("aim", sort=False), (ALL, table)):
+        for name in QUANTITIES if len(part) else ():
             values = part[name].to_numpy(float)
             levels = part["level_seed"].to_numpy()
             low, high = ClusterBootstrap(levels, seed).interval(values[None])[:, 0]

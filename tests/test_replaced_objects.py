@@ -93,6 +93,10 @@ def test_only_effects_that_are_large_enough_count_and_failures_do_not_occur():
     assert found.loc[(VALUE, "difference"), "mean"] == 0.25
     assert found.loc[(VALUE, "by_rebuilding"), "mean"] == 0.5
     assert found.loc[("all", "occurs"), "counterfactuals"] == 3
+    assert found.loc[(TURN, "size"), "mean"] == pytest.approx(0.2)
+    assert replaced_objects.headline(found.reset_index()).startswith(
+        "Of 3 effects in 3 levels, 67 (")
+    assert "too few" in replaced_objects.headline(found.reset_index())
     assert DEATH not in found.index.get_level_values("aim")
 
 
