@@ -27,21 +27,30 @@ from common.cli import seed
 from common.devices import Compute
 from common.errors import UserError
 from common.files import sha256, versions
-from common.game_constants import ACTION_DIRECTIONS, FRAME_SIZE, square_size
+from common.game_constants import ACTION_DIRECTIONS, FRAME_SIZE
 from common.options import ComputeOptions, command, option
 from common.progress import with_progress
-from common.results import Entry, ResultStore, Schema, Table
+from common.results import Entry, File, ResultStore, Schema, Table
 from common.tables import markdown_table
+from common.video import side_by_side, write_video
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig, LevelSlots
-from generative.beyond import BEYOND, CHANGED, CONTROL, PLAUSIBLE, stored_worlds
-from generative.beyond_report import TITLES, with_measures
+from generative.beyond_results import (
+    BEYOND,
+    CHANGED,
+    CONTROL,
+    PLAUSIBLE,
+    TITLES,
+    stored_worlds,
+    with_measures,
+)
 from generative.config import SimulatorConfig
+from generative.dataset import WindowPlace
 from generative.frozen_agent import FrozenAgent
 from generative.rebuilding import Rebuilder
 from generative.runs import open_simulator
 from generative.squares import World
-from generative.surroundings import DEATH, OCCURS, TURN, TURN_STEPS, Rollouts, effects
+from generative.surroundings import DEATH, OCCURS, TURN, TURN_STEPS, Rollouts, View, effects
 from stats.bootstrap import ClusterBootstrap
 from stats.report import format_interval
 
@@ -51,10 +60,13 @@ VERIFIED = {"view": int, "level_seed": int, "aim": str, "imagined": float, "real
 SUMMARY = {"aim": str, "quantity": str, "counterfactuals": int, "levels": int, "mean": float,
            "low_95": float, "high_95": float}
 VERIFICATION = Schema("verified worlds beyond the view", "python -m generative.beyond_verification",
-                      items={"view": Entry("views/{:0>5}.csv", Table(VERIFIED, exact=True))},
+                      items={"view": Entry("views/{:0>5}.csv", Table(VERIFIED, exact=True)),
+                             "film": Entry("films/view_{:0>5}.mp4", File())},
                       results={"table": Entry("verified.csv", Table(VERIFIED)),
                                "summary": Entry("summary.csv", Table(SUMMARY))})
 ALL = "all"
+_BATCH = 16  # worlds that are simulated at a time
+_SCALE, _FRAMES_PER_SECOND = 4, 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +83,7 @@ class VerifyBeyondOptions(ComputeOptions):
 
 
 def play(agent: FrozenAgent, compute: Compute, config: EnvConfig, states: Sequence[LevelState],
-         hidden: np.ndarray, num_steps: int) -> Rollouts:
+         hidden: np.ndarray, num_steps: int) -> tuple[Rollouts, np.ndarray]:
     """Play the agent's most likely actions in level states.
 
     Args:
@@ -80,18 +92,20 @@ def play(agent: FrozenAgent, compute: Compute, config: EnvConfig, states: Sequen
         num_steps: number of actions.
 
     Returns:
-        What the agent does; ``moved`` is in squares, y up, and NaN after the end.
+        What the agent does, with its position in squares, y up, as ``moved``, which is NaN after
+        the end; and the frames, uint8 (T, B, H, W, C), black after the end.
     """
     directions = np.array([right for right, _ in ACTION_DIRECTIONS], float)
     shape = num_steps + 1, len(states)
     values, right, moved = np.zeros(shape), np.zeros(shape), np.full((*shape, 2), np.nan)
     alive, death = np.ones(shape), np.zeros(shape)
-    state = torch.from_numpy(hidden).to(compute.device).expand(len(states), -1)
+    state, frames = torch.from_numpy(hidden).to(compute.device).expand(len(states), -1), []
     with contextlib.closing(LevelSlots(config, len(states))) as slots, torch.no_grad():
         for slot, level in enumerate(states):
             slots.restore(slot, level.to_bytes())
         for t in range(num_steps + 1):
-            images = to_images(torch.from_numpy(slots.frames.copy()).to(compute.device),
+            frames.append(slots.frames.copy())
+            images = to_images(torch.from_numpy(frames[-1]).to(compute.device),
                                compute.channels_last)
             with compute.autocast():
                 output = agent.step(images, state)
@@ -106,7 +120,7 @@ def play(agent: FrozenAgent, compute: Compute, config: EnvConfig, states: Sequen
                     reward, ended = slots.step(slot, int(log_probs[slot].argmax()))
                     alive[t + 1:, slot] = not ended
                     death[t + 1:, slot] = ended and reward <= 0
-    return Rollouts(values, right, alive, death, moved)
+    return Rollouts(values, right, alive, death, moved), np.stack(frames)
 
 
 def occurs(imagined: float, real: float) -> float:
@@ -138,7 +152,8 @@ def verify(options: VerifyBeyondOptions) -> pd.DataFrame:
         raise UserError(f"{options.beyond_dir} was written with another simulator or recording")
     simulator = open_simulator(options.model_file, options.agent_file, SimulatorConfig(), compute)
     folder.check_agent(options.agent_file)
-    rebuilder = Rebuilder(simulator, recorded_game(folder))
+    game = recorded_game(folder)
+    rebuilder = Rebuilder(simulator, game)
     store = ResultStore(options.output_dir, VERIFICATION)
     store.open({"beyond": settings, "seed": options.seed, "versions": versions()},
                options.overwrite)
@@ -146,10 +161,17 @@ def verify(options: VerifyBeyondOptions) -> pd.DataFrame:
     for number in with_progress(iter(numbers), len(numbers), "view"):
         if not store.has("view", number):
             rows = with_measures(found.read("counterfactuals", number))
-            rows = rows[rows["is_effect"]]
-            store.write("view", number, value=verified(
-                rebuilder, simulator.agent, compute, folder, rows, stored_worlds(found, number),
-                settings["num_steps"])[list(VERIFIED)])
+            rows, stored = rows[rows["is_effect"]], stored_worlds(found, number)
+            table = pd.DataFrame(columns=list(VERIFIED))
+            if len(rows):
+                (episode, frame), seeds = rows[["episode", "frame"]].values[0], stored[0].seeds
+                view = View.recorded(simulator, compute, folder, WindowPlace(episode, frame),
+                                     int(seeds[0]), settings["num_steps"], _BATCH)
+                [(_, state)] = level_states(folder, episode, [frame])
+                table, films = verified(view, rebuilder, game, state, rows, stored)
+                with store.file("film", number) as path:
+                    write_video(path, side_by_side(films, _SCALE), _FRAMES_PER_SECOND)
+            store.write("view", number, value=table[list(VERIFIED)])
         tables.append(store.read("view", number))
     table = pd.concat([part for part in tables if len(part)], ignore_index=True)
     summary = summarise(table, options.seed)
@@ -176,46 +198,47 @@ def aligned(world: World, state: LevelState, pixels_per_square: float) -> World:
         for name in ("squares", "places", "velocities", "looks")})
 
 
-def verified(rebuilder: Rebuilder, agent: FrozenAgent, compute: Compute, folder: RolloutFolder,
-             rows: pd.DataFrame, stored: tuple[World, np.ndarray, np.ndarray], num_steps: int
-             ) -> pd.DataFrame:
+def verified(view: View, rebuilder: Rebuilder, game: EnvConfig, state: LevelState,
+             rows: pd.DataFrame, stored: tuple[World, np.ndarray, np.ndarray]
+             ) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
     """Rebuild the worlds of one view, and play there.
 
     Args:
+        state: level state that the view shows.
         rows: counterfactuals of the view, from ``with_measures``.
         stored: see ``stored_worlds``.
+
+    Returns:
+        The table; and films, uint8 (T, rows, H, W, C), by title. They are black where a world
+        cannot be rebuilt, and after the end of an episode.
     """
-    if not len(rows):
-        return pd.DataFrame(columns=list(VERIFIED))
-    (worlds, kinds, aims), (episode, frame) = stored, rows[["episode", "frame"]].iloc[0].tolist()
-    [(_, state)] = level_states(folder, episode, [frame])
-    hidden = folder.array_files(episode).hidden_states.rows(frame, frame + 1)[0]
+    worlds, kinds, aims = stored
     used = np.flatnonzero(np.isin(kinds, (PLAUSIBLE, CHANGED, CONTROL))
                           & np.isin(aims, ["", *rows["aim"]]))
-    game = recorded_game(folder)
-    states, size = {}, square_size(game.env_name, game.distribution_mode)
-    assert size is not None
+    states = {}
     for number in used.tolist():
         with contextlib.suppress(UserError):
-            states[number] = rebuilder.build(aligned(worlds[[number]], state, size), state).state
-    played = None
-    if 0 in states:
-        played = play(agent, compute, game, list(states.values()), hidden, num_steps)
-    place = {number: slot for slot, number in enumerate(states)}  # of a world in ``played``
+            world = aligned(worlds[[number]], state, view.pixels_per_square)
+            states[number] = rebuilder.build(world, state).state
+    place = {number: slot for slot, number in enumerate(states)}  # of a world among the played
+    hidden = view.start.agent_hidden[0].cpu().numpy()
+    played, frames = play(view.simulator.agent, view.compute, game,
+                          list(states.values()) or [state], hidden, view.num_steps)
 
     def real(aim: str, step: int, number: int) -> tuple[float, float]:
         """Return the largest effect of a world and that at a step, NaN if it is not rebuilt."""
-        if played is None or number not in place:
+        if 0 not in place or number not in place:
             return np.nan, np.nan
         pair = played[[place[number]]], played[[place[0]]]
         return effects(aim, *pair)[0].item(), effect_at(aim, step, *pair).item()
 
-    lines = []
+    lines, changed = [], []
     for row in rows.itertuples():
-        [changed], controls = (np.flatnonzero((kinds == kind) & (aims == row.aim)).tolist()
-                               for kind in (CHANGED, CONTROL))
-        largest, at_step = real(row.aim, row.step, changed)
-        others = [real(row.aim, row.step, number)[0] for number in controls]
+        [number], controls = (np.flatnonzero((kinds == kind) & (aims == row.aim)).tolist()
+                              for kind in (CHANGED, CONTROL))
+        changed.append(number)
+        largest, at_step = real(row.aim, row.step, number)
+        others = [real(row.aim, row.step, control)[0] for control in controls]
         lines.append({
             "view": row.view, "level_seed": row.level_seed, "aim": row.aim,
             "imagined": row.effect, "real": largest, "real_at_step": at_step,
@@ -223,7 +246,14 @@ def verified(rebuilder: Rebuilder, agent: FrozenAgent, compute: Compute, folder:
             "occurs_at_step": occurs(row.effect, at_step),
             "control": np.mean([occurs(row.effect, other) for other in others]),
             "controls_rebuilt": np.mean(~np.isnan(others))})
-    return pd.DataFrame(lines)
+    imagined, _, _ = view.films(worlds[[0, *changed]])
+    black = np.zeros_like(frames[:, 0])
+    films = [np.stack([frames[:, place[number]] if number in place else black
+                       for number in numbers], axis=1) for numbers in ([0] * len(rows), changed)]
+    return pd.DataFrame(lines), {
+        "most plausible: imagined": imagined[:, [0] * len(rows)], "rebuilt": films[0],
+        f"{', '.join(TITLES[aim] for aim in rows['aim'])}: imagined": imagined[:, 1:],
+        "rebuilt ": films[1]}
 
 
 def summarise(table: pd.DataFrame, seed: int) -> pd.DataFrame:

@@ -17,10 +17,11 @@ from envs.wide_view import WorldView
 from generative import beyond, beyond_verification
 from generative.beyond_verification import aligned, effect_at, occurs, play, summarise
 from generative.config import SimulatorConfig
+from generative.dataset import WindowPlace
 from generative.rebuilding import Rebuilder
 from generative.rendered_worlds import RenderedWorlds, world_of_images
 from generative.runs import open_simulator
-from generative.surroundings import DEATH, TURN, VALUE, Rollouts, effects
+from generative.surroundings import DEATH, TURN, VALUE, Rollouts, View, effects
 
 AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
 SIMULATOR = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
@@ -71,7 +72,9 @@ def test_playing_on_from_a_state_continues_the_recording(recording, simulator):
     """The agent sees what it saw; what it does next follows from its most likely actions."""
     state, hidden = state_at(recording, 0, 10)
     steps = recording.steps(0)
-    found = play(simulator.agent, FLOAT32, recorded_game(recording), [state, state], hidden, STEPS)
+    found, frames = play(simulator.agent, FLOAT32, recorded_game(recording), [state, state], hidden,
+                         STEPS)
+    assert (frames[0] == recording.episode(0).frames[10]).all()
     assert found.values[0] == pytest.approx(steps["value"].iloc[10], abs=0.05)
     np.testing.assert_allclose(found.moved[0, 0], steps[["player_x", "player_y"]].iloc[10],
                                atol=1e-4)
@@ -86,7 +89,7 @@ def test_an_end_is_a_death_unless_it_is_rewarded(recording, simulator):
     last = len(recording.steps(episode)) - 2
     rows = range(max(last - 12, 3), last)
     found = [play(simulator.agent, FLOAT32, recorded_game(recording), [state],
-                  recording.episode(episode).hidden_states[row], 16)
+                  recording.episode(episode).hidden_states[row], 16)[0]
              for row, state in level_states(recording, episode, rows)]
     ended = [one for one in found if one.alive[-1, 0] == 0]
     assert ended
@@ -127,8 +130,7 @@ def test_rebuilt_squares_are_those_of_the_level(recording, simulator):
     rebuilder = Rebuilder(simulator, recorded_game(recording), range(500, 510))
     for row in (6, 20):
         state, _ = state_at(recording, 1, row)
-        view = beyond.View.recorded(simulator, FLOAT32, recording, beyond.RecordedView(
-            1, row, False), 0, STEPS, 4)
+        view = View.recorded(simulator, FLOAT32, recording, WindowPlace(1, row), 0, STEPS, 4)
         world = view.worlds(view.noise(torch.tensor([1])))
         built = rebuilder.build(aligned(world, state, SIZE), state).state
         keys, true = keys_of(built, 39), keys_of(state, 39)
@@ -178,7 +180,7 @@ def test_worlds_that_cannot_be_rebuilt_are_failures(verify, tmp_path, monkeypatc
 def test_the_summary_compares_with_the_controls():
     table = pd.DataFrame({
         "view": range(6), "level_seed": range(6), "aim": [TURN] * 4 + [VALUE] * 2,
-        "imagined": 1.0, "real": [1, 2, 3, 0, 1, np.nan], "real_at_step": 0.0, "rebuilt": 1.0,
+        "imagined": [1, 2, 1, 1, 1, 1], "real": [1, 2, 3, 0, 1, np.nan], "real_at_step": 0.0, "rebuilt": 1.0,
         "occurs": [1.0, 1, 1, 0, 1, 0], "occurs_at_step": 0.0, "control": 0.25,
         "controls_rebuilt": 1.0})
     summary = summarise(table, 0).set_index(["aim", "quantity"])["mean"]
