@@ -1,11 +1,12 @@
 """Do the effects of worlds from ``generative.beyond`` occur in the real game?
 
 The most plausible world of a view, its smallest change for an aim, and random worlds of about equal
-plausibility are rebuilt in the level of the view. The agent plays there with its most likely
-actions, from the recorded state. An effect *occurs* if changed and plausible world differ there
-with the same sign and at least half the size, by the same definition (``surroundings.effects``). A
-world that cannot be rebuilt counts as a failure. The control is how often the same effect occurs in
-the random worlds.
+plausibility are rebuilt in the level of the view. Objects that would touch the player are left out,
+because the recorded agent is alive. The agent plays there with its most likely actions, from the
+recorded state. An effect *occurs* if changed and plausible world differ there with the same sign
+and at least half the size, by the same definition (``surroundings.effects``). A world that cannot
+be rebuilt counts as a failure. The control is how often the same effect occurs in the random
+worlds.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ VERIFICATION = Schema("verified worlds beyond the view", "python -m generative.b
                                "summary": Entry("summary.csv", Table(SUMMARY))})
 ALL = "all"
 _BATCH = 16  # worlds that are simulated at a time
+_TOUCHES = 0.9  # squares between centres up to which an object touches the player
 _SCALE, _FRAMES_PER_SECOND = 4, 4
 
 
@@ -77,6 +79,7 @@ class VerifyBeyondOptions(ComputeOptions):
     model_file: Path = option(help="simulator of the search")
     data_dir: Path = option(help="recording of the views")
     beyond_dir: Path = option(Path("beyond"), "folder of generative.beyond")
+    as_read: bool = option(False, "also rebuild objects that would touch the player at the start")
     seed: int = option(0, "seed of the bootstrap", type=seed)
     output_dir: Path = option(Path("beyond_verification"), "folder to write to")
     overwrite: bool = option(False, "delete the previous contents of the folder")
@@ -155,8 +158,8 @@ def verify(options: VerifyBeyondOptions) -> pd.DataFrame:
     game = recorded_game(folder)
     rebuilder = Rebuilder(simulator, game)
     store = ResultStore(options.output_dir, VERIFICATION)
-    store.open({"beyond": settings, "seed": options.seed, "versions": versions()},
-               options.overwrite)
+    store.open({"beyond": settings, "as_read": options.as_read, "seed": options.seed,
+                "versions": versions()}, options.overwrite)
     numbers, tables = sorted(int(key) for key in found.keys("counterfactuals")), []
     for number in with_progress(iter(numbers), len(numbers), "view"):
         if not store.has("view", number):
@@ -168,7 +171,8 @@ def verify(options: VerifyBeyondOptions) -> pd.DataFrame:
                 view = View.recorded(simulator, compute, folder, WindowPlace(episode, frame),
                                      int(seeds[0]), settings["num_steps"], _BATCH)
                 [(_, state)] = level_states(folder, episode, [frame])
-                table, films = verified(view, rebuilder, game, state, rows, stored)
+                table, films = verified(
+                    view, rebuilder, game, state, rows, stored, options.as_read)
                 with store.file("film", number) as path:
                     write_video(path, side_by_side(films, _SCALE), _FRAMES_PER_SECOND)
             store.write("view", number, value=table[list(VERIFIED)])
@@ -198,8 +202,30 @@ def aligned(world: World, state: LevelState, pixels_per_square: float) -> World:
         for name in ("squares", "places", "velocities", "looks")})
 
 
+def without_touching(view: View, world: World, state: LevelState) -> World:
+    """Remove objects that would touch the player from a world (1 row) of ``aligned``.
+
+    The simulator reads some players as an enemy, which would kill the agent at once.
+    """
+    squares = view.simulator.squares
+    assert squares is not None
+    middle = world.squares.shape[1] // 2
+    objects = view.objects(world)[0]
+    moves = np.zeros(objects.shape, bool)
+    if squares.sprites is not None:
+        group = world.squares[0].cpu() - squares.sprites.first_class
+        moves = objects & (squares.sprites.speed.cpu()[group.clamp(min=0)] > 0).numpy()
+    places = np.where(moves, world.places[0].cpu().numpy(), 0.5)
+    rows, columns = np.indices(objects.shape)
+    right = columns + places - middle - float(state.player["x"]) % 1
+    down = rows + 0.5 - middle - float(-state.player["y"]) % 1
+    touching = torch.from_numpy(objects & (abs(right) < _TOUCHES) & (abs(down) < _TOUCHES))
+    return dataclasses.replace(world, squares=torch.where(
+        touching.to(world.squares.device), squares.empty_class, world.squares))
+
+
 def verified(view: View, rebuilder: Rebuilder, game: EnvConfig, state: LevelState,
-             rows: pd.DataFrame, stored: tuple[World, np.ndarray, np.ndarray]
+             rows: pd.DataFrame, stored: tuple[World, np.ndarray, np.ndarray], as_read: bool
              ) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
     """Rebuild the worlds of one view, and play there.
 
@@ -207,6 +233,7 @@ def verified(view: View, rebuilder: Rebuilder, game: EnvConfig, state: LevelStat
         state: level state that the view shows.
         rows: counterfactuals of the view, from ``with_measures``.
         stored: see ``stored_worlds``.
+        as_read: keep objects that touch the player, see ``without_touching``.
 
     Returns:
         The table; and films, uint8 (T, rows, H, W, C), by title. They are black where a world
@@ -219,6 +246,8 @@ def verified(view: View, rebuilder: Rebuilder, game: EnvConfig, state: LevelStat
     for number in used.tolist():
         with contextlib.suppress(UserError):
             world = aligned(worlds[[number]], state, view.pixels_per_square)
+            if not as_read:
+                world = without_touching(view, world, state)
             states[number] = rebuilder.build(world, state).state
     place = {number: slot for slot, number in enumerate(states)}  # of a world among the played
     hidden = view.start.agent_hidden[0].cpu().numpy()

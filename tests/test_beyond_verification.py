@@ -15,7 +15,14 @@ from common.errors import UserError
 from envs.rebuild import keys_of
 from envs.wide_view import WorldView
 from generative import beyond, beyond_verification
-from generative.beyond_verification import aligned, effect_at, occurs, play, summarise
+from generative.beyond_verification import (
+    aligned,
+    effect_at,
+    occurs,
+    play,
+    summarise,
+    without_touching,
+)
 from generative.config import SimulatorConfig
 from generative.dataset import WindowPlace
 from generative.rebuilding import Rebuilder
@@ -138,6 +145,23 @@ def test_rebuilt_squares_are_those_of_the_level(recording, simulator):
         assert (keys[near] == true[near]).mean() > 0.85
 
 
+def test_objects_that_touch_the_player_are_left_out(recording, simulator):
+    state, _ = state_at(recording, 0, 10)
+    view = View.recorded(simulator, FLOAT32, recording, WindowPlace(0, 10), 0, STEPS, 4)
+    world = aligned(view.worlds(view.noise(torch.tensor([1]))), state, SIZE)
+    squares, places = world.squares.clone(), world.places.clone()
+    enemy = simulator.squares.sprites.first_class + 1
+    squares[0, 19, 19:23], squares[0, 21, 19] = enemy, enemy
+    places[0, 19, 19:23], places[0, 21, 19] = float(state.player["x"]) % 1, 0.5
+    planted = dataclasses.replace(world, squares=squares, places=places)
+    found = without_touching(view, planted, state).squares[0]
+    assert found[19, 19] == simulator.squares.empty_class
+    assert (found[19, 20:23] == enemy).all() and found[21, 19] == enemy
+    rest = torch.ones_like(found, dtype=torch.bool)
+    rest[18:21, 18:21] = False
+    assert (found == squares[0])[rest].all()
+
+
 def test_effects_occur_with_their_sign_and_half_of_their_size():
     assert [occurs(*pair) for pair in ((1, 0.5), (1, 0.4), (-1, -2), (-1, 2), (1, np.nan))] == [
         1, 0, 1, 0, 0]
@@ -180,8 +204,8 @@ def test_worlds_that_cannot_be_rebuilt_are_failures(verify, tmp_path, monkeypatc
 def test_the_summary_compares_with_the_controls():
     table = pd.DataFrame({
         "view": range(6), "level_seed": range(6), "aim": [TURN] * 4 + [VALUE] * 2,
-        "imagined": [1, 2, 1, 1, 1, 1], "real": [1, 2, 3, 0, 1, np.nan], "real_at_step": 0.0, "rebuilt": 1.0,
-        "occurs": [1.0, 1, 1, 0, 1, 0], "occurs_at_step": 0.0, "control": 0.25,
+        "imagined": [1, 2, 1, 1, 1, 1], "real": [1, 2, 3, 0, 1, np.nan], "real_at_step": 0.0,
+        "rebuilt": 1.0, "occurs": [1.0, 1, 1, 0, 1, 0], "occurs_at_step": 0.0, "control": 0.25,
         "controls_rebuilt": 1.0})
     summary = summarise(table, 0).set_index(["aim", "quantity"])["mean"]
     assert summary[TURN, "occurs"] == 0.75 and summary[TURN, "difference"] == 0.5
