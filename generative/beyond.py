@@ -26,9 +26,18 @@ from common.errors import UserError
 from common.files import versions
 from common.options import command, option
 from common.progress import with_progress
-from common.results import Entry, File, Json, Npz, ResultStore, Schema, Table, Text
-from common.schemas import Array
-from generative.beyond_report import SUMMARY, draw_view, film_view, report, summarise
+from common.results import ResultStore
+from generative.beyond_report import draw_view, film_view, report
+from generative.beyond_results import (
+    BEYOND,
+    CHANGED,
+    CONTROL,
+    COUNTERFACTUAL,
+    PLAUSIBLE,
+    SEARCHED,
+    stored_worlds,
+    summarise,
+)
 from generative.dataset import RolloutDataset, WindowPlace
 from generative.dream_life import TIME_LIMIT
 from generative.flags import SimulatorOptions
@@ -42,7 +51,6 @@ from generative.surroundings import (
     Rollouts,
     View,
     as_probabilities,
-    certain,
     effects,
     evolve,
     has_turned,
@@ -55,37 +63,7 @@ from generative.world_contents import name_classes, recorded_worlds
 
 NEAR_END = range(4, 17)  # actions between a view and the recorded end, in one half of the views
 NUM_CONTROLS = 3  # random worlds of about equal plausibility, per counterfactual
-# Kinds of stored worlds: the most plausible one; its smallest change for an aim; what the search
-# found; random worlds of about equal plausibility as the change.
-PLAUSIBLE, CHANGED, SEARCHED, CONTROL = "plausible", "changed", "searched", "control"
 _BEYOND, _RANDOM, _REDRAWN, _SEARCH = 11, 12, 13, 14  # random streams; parts of seeds
-_WORLD_ARRAYS = {  # a row for each world, otherwise as in sample files
-    "world": Array(np.float16, "W n n K"), "world_corner": Array(np.float32, "W 2"),
-    "world_places": Array(np.float16, "W n n"), "world_velocities": Array(np.float16, "W n n"),
-    "world_looks": Array(np.int16, "W n n"), "world_clock": Array(np.int64, "W"),
-    "world_seeds": Array(np.int64, "W"), "kind": Array(np.str_, "W"), "aim": Array(np.str_, "W"),
-    "given": Array(np.bool_, "n n")}
-_ROLLOUT_ARRAYS = {
-    prefix + name: Array(np.float32, f"T {letter}" + (" 2" if name == "moved" else ""))
-    for prefix, letter in (("", "W"), ("random_", "N")) for name in (
-        field.name for field in dataclasses.fields(Rollouts))}
-COUNTERFACTUAL = {
-    "view": int, "episode": int, "frame": int, "level_seed": int, "near_end": bool,
-    "aim": str, "effect": float, "step": int, "turned": bool, "searched": float, "random": float,
-    "num_different": int, "num_squares": int, "kinds": str, "distance": float, "percentile": float,
-    "searched_percentile": float, "plausible_percentile": float, "shuffled_percentile": float,
-    "nats": float, "persists": float, "occurs_at_random": float}
-BEYOND = Schema("worlds beyond the view", "python -m generative.beyond", items={
-    "classes": Entry("classes.json", Json()),
-    "worlds": Entry("worlds/{:0>5}.npz", Npz(_WORLD_ARRAYS)),
-    "rollouts": Entry("rollouts/{:0>5}.npz", Npz(_ROLLOUT_ARRAYS)),
-    "counterfactuals": Entry("views/{:0>5}.csv", Table(COUNTERFACTUAL, exact=True)),
-    "film": Entry("films/view_{:0>5}.mp4", File()),
-    "picture": Entry("pictures/view_{:0>5}.png", File())}, results={
-    "table": Entry("counterfactuals.csv", Table(COUNTERFACTUAL)),
-    "summary": Entry("summary.csv", Table(SUMMARY)), "report": Entry("report.md", Text())},
-    informative=("versions", "agent_file", "model_file", "data_dir"))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BeyondOptions(SimulatorOptions):
@@ -305,23 +283,6 @@ def reduced(view: View, aim: str, plausible: World, searched: World, base: Rollo
 
     matters = view.seen(np.concatenate([found.moved, base.moved], axis=1)).any(axis=0)
     return smallest_change(effect, different, matters, abs(size)), different
-
-
-def stored_worlds(store: ResultStore, number: int) -> tuple[World, np.ndarray, np.ndarray]:
-    """Read the stored worlds of a view.
-
-    Returns:
-        Worlds with certain classes, and their kinds and aims (W,) each; the plausible one comes
-        first, and has no aim.
-    """
-    arrays = store.read("worlds", number)
-    fields = {name: torch.from_numpy(arrays[f"world_{name}"]) for name in (
-        "places", "velocities", "looks", "clock", "seeds")}
-    world = World.of(torch.from_numpy(arrays["world"]).float(),
-                     torch.from_numpy(arrays["world_corner"]), **{
-        name: field.float() if field.is_floating_point() else field.long()
-        for name, field in fields.items()})
-    return certain(world), arrays["kind"], arrays["aim"]
 
 
 def _occurs(aim: str, effect: float, found: Rollouts, base: Rollouts) -> np.ndarray:

@@ -15,62 +15,16 @@ from common.game_constants import FRAME_SIZE, WORLD_SIZE
 from common.palette import DPI, VERMILION, YELLOW
 from common.tables import markdown_table
 from common.video import enlarge, mark_action, mark_terminal, side_by_side, write_video
+from generative.beyond_results import LEAST, QUANTITIES, TITLES, with_measures
 from generative.squares import World
 from generative.surroundings import AIMS, DEATH, TURN, VALUE, View
-from stats.bootstrap import ClusterBootstrap
 from stats.report import format_interval
 
-LEAST = {DEATH: 0.05, TURN: 0.1, VALUE: 0.5}
-"""Smallest effect that counts as one: 5 % of the range of the output (for the value, of the reward
-of a coin)."""
-TITLES = {"": "most plausible", DEATH: "dies", TURN: "turns", VALUE: "changes its value"}
 UNITS = {DEATH: "probability", TURN: "direction, -2 to 2", VALUE: "return"}
 _SHARE = "{:.0%}"
-QUANTITIES = {
-    "searched": "effect found by the search (strength)", "random": "best of as many random worlds",
-    "beats": "search beats random worlds (ties count half)", "gain": "search minus random worlds",
-    "effect": "effect of the smallest change (strength)", "is_effect": "effect is large enough",
-    "turned": "direction reversed", "num_different": "squares that the search changed",
-    "num_squares": "squares of the smallest change", "distance": "distance from the view (squares)",
-    "searched_percentile": "plausibility of what the search found (percentile of prior samples)",
-    "percentile": "plausibility of the smallest change",
-    "plausible_percentile": "plausibility of the most plausible world",
-    "shuffled_percentile": "plausibility of a shuffled world",
-    "persists": "effect persists if all other squares are redrawn",
-    "occurs_at_random": "effect occurs in random worlds",
-    "robustness": "persists minus occurs in random worlds"}
-SUMMARY = {"aim": str, "quantity": str, "views": int, "levels": int, "mean": float, "low_95": float,
-           "high_95": float, "median": float}
-_OF_EFFECTS = ("num_squares", "distance", "percentile", "persists", "occurs_at_random",
-               "robustness", "turned")  # measured only where there is an effect
 _FRAMES = 9  # simulated frames in a figure
 _SCALE = 4
 _FRAMES_PER_SECOND = 4
-
-
-def with_measures(table: pd.DataFrame) -> pd.DataFrame:
-    """Append columns to the table of counterfactuals that follow from others."""
-    return table.assign(
-        size=np.where(table["aim"] == DEATH, table["effect"], table["effect"].abs()),
-        beats=(table["searched"] > table["random"]) + 0.5 * (table["searched"] == table["random"]),
-        gain=table["searched"] - table["random"],
-        robustness=table["persists"] - table["occurs_at_random"]).assign(
-        is_effect=lambda rows: rows["size"] >= rows["aim"].map(LEAST))
-
-
-def summarise(table: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Return means over views, for each aim and quantity, with 95 % intervals over levels."""
-    rows = []
-    for aim, part in with_measures(table).groupby("aim", sort=False):
-        for name in [name for name in QUANTITIES if aim == TURN or name != "turned"]:
-            chosen = part[part["is_effect"]] if name in _OF_EFFECTS else part
-            values = chosen["size" if name == "effect" else name].astype(float).to_numpy()
-            levels = chosen["level_seed"].to_numpy()
-            if len(values):
-                low, high = ClusterBootstrap(levels, seed).interval(values[None])[:, 0]
-                rows.append((aim, name, len(values), len(set(levels)), values.mean(), low, high,
-                             np.median(values)))
-    return pd.DataFrame(rows, columns=list(SUMMARY))
 
 
 def report(table: pd.DataFrame, summary: pd.DataFrame, settings: dict) -> str:

@@ -1,11 +1,12 @@
 """Do the effects of worlds from ``generative.beyond`` occur in the real game?
 
 The most plausible world of a view, its smallest change for an aim, and random worlds of about equal
-plausibility are rebuilt in the level of the view. The agent plays there with its most likely
-actions, from the recorded state. An effect *occurs* if changed and plausible world differ there
-with the same sign and at least half the size, by the same definition (``surroundings.effects``). A
-world that cannot be rebuilt counts as a failure. The control is how often the same effect occurs in
-the random worlds.
+plausibility are rebuilt in the level of the view. Objects that would touch the player are left out,
+because the recorded agent is alive. The agent plays there with its most likely actions, from the
+recorded state. An effect *occurs* if changed and plausible world differ there with the same sign
+and at least half the size, by the same definition (``surroundings.effects``). A world that cannot
+be rebuilt counts as a failure. The control is how often the same effect occurs in the random
+worlds.
 """
 
 from __future__ import annotations
@@ -27,21 +28,30 @@ from common.cli import seed
 from common.devices import Compute
 from common.errors import UserError
 from common.files import sha256, versions
-from common.game_constants import ACTION_DIRECTIONS, FRAME_SIZE, square_size
+from common.game_constants import ACTION_DIRECTIONS, FRAME_SIZE
 from common.options import ComputeOptions, command, option
 from common.progress import with_progress
-from common.results import Entry, ResultStore, Schema, Table
+from common.results import Entry, File, ResultStore, Schema, Table
 from common.tables import markdown_table
+from common.video import side_by_side, write_video
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig, LevelSlots
-from generative.beyond import BEYOND, CHANGED, CONTROL, PLAUSIBLE, stored_worlds
-from generative.beyond_report import TITLES, with_measures
+from generative.beyond_results import (
+    BEYOND,
+    CHANGED,
+    CONTROL,
+    PLAUSIBLE,
+    TITLES,
+    stored_worlds,
+    with_measures,
+)
 from generative.config import SimulatorConfig
+from generative.dataset import WindowPlace
 from generative.frozen_agent import FrozenAgent
 from generative.rebuilding import Rebuilder
 from generative.runs import open_simulator
 from generative.squares import World
-from generative.surroundings import DEATH, OCCURS, TURN, TURN_STEPS, Rollouts, effects
+from generative.surroundings import DEATH, OCCURS, TURN, TURN_STEPS, Rollouts, View, effects
 from stats.bootstrap import ClusterBootstrap
 from stats.report import format_interval
 
@@ -51,10 +61,14 @@ VERIFIED = {"view": int, "level_seed": int, "aim": str, "imagined": float, "real
 SUMMARY = {"aim": str, "quantity": str, "counterfactuals": int, "levels": int, "mean": float,
            "low_95": float, "high_95": float}
 VERIFICATION = Schema("verified worlds beyond the view", "python -m generative.beyond_verification",
-                      items={"view": Entry("views/{:0>5}.csv", Table(VERIFIED, exact=True))},
+                      items={"view": Entry("views/{:0>5}.csv", Table(VERIFIED, exact=True)),
+                             "film": Entry("films/view_{:0>5}.mp4", File())},
                       results={"table": Entry("verified.csv", Table(VERIFIED)),
                                "summary": Entry("summary.csv", Table(SUMMARY))})
 ALL = "all"
+_BATCH = 16  # worlds that are simulated at a time
+_TOUCHES = 0.9  # squares between centres up to which an object touches the player
+_SCALE, _FRAMES_PER_SECOND = 4, 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,13 +79,14 @@ class VerifyBeyondOptions(ComputeOptions):
     model_file: Path = option(help="simulator of the search")
     data_dir: Path = option(help="recording of the views")
     beyond_dir: Path = option(Path("beyond"), "folder of generative.beyond")
+    as_read: bool = option(False, "also rebuild objects that would touch the player at the start")
     seed: int = option(0, "seed of the bootstrap", type=seed)
     output_dir: Path = option(Path("beyond_verification"), "folder to write to")
     overwrite: bool = option(False, "delete the previous contents of the folder")
 
 
 def play(agent: FrozenAgent, compute: Compute, config: EnvConfig, states: Sequence[LevelState],
-         hidden: np.ndarray, num_steps: int) -> Rollouts:
+         hidden: np.ndarray, num_steps: int) -> tuple[Rollouts, np.ndarray]:
     """Play the agent's most likely actions in level states.
 
     Args:
@@ -80,18 +95,20 @@ def play(agent: FrozenAgent, compute: Compute, config: EnvConfig, states: Sequen
         num_steps: number of actions.
 
     Returns:
-        What the agent does; ``moved`` is in squares, y up, and NaN after the end.
+        What the agent does, with its position in squares, y up, as ``moved``, which is NaN after
+        the end; and the frames, uint8 (T, B, H, W, C), black after the end.
     """
     directions = np.array([right for right, _ in ACTION_DIRECTIONS], float)
     shape = num_steps + 1, len(states)
     values, right, moved = np.zeros(shape), np.zeros(shape), np.full((*shape, 2), np.nan)
     alive, death = np.ones(shape), np.zeros(shape)
-    state = torch.from_numpy(hidden).to(compute.device).expand(len(states), -1)
+    state, frames = torch.from_numpy(hidden).to(compute.device).expand(len(states), -1), []
     with contextlib.closing(LevelSlots(config, len(states))) as slots, torch.no_grad():
         for slot, level in enumerate(states):
             slots.restore(slot, level.to_bytes())
         for t in range(num_steps + 1):
-            images = to_images(torch.from_numpy(slots.frames.copy()).to(compute.device),
+            frames.append(slots.frames.copy())
+            images = to_images(torch.from_numpy(frames[-1]).to(compute.device),
                                compute.channels_last)
             with compute.autocast():
                 output = agent.step(images, state)
@@ -106,7 +123,7 @@ def play(agent: FrozenAgent, compute: Compute, config: EnvConfig, states: Sequen
                     reward, ended = slots.step(slot, int(log_probs[slot].argmax()))
                     alive[t + 1:, slot] = not ended
                     death[t + 1:, slot] = ended and reward <= 0
-    return Rollouts(values, right, alive, death, moved)
+    return Rollouts(values, right, alive, death, moved), np.stack(frames)
 
 
 def occurs(imagined: float, real: float) -> float:
@@ -138,18 +155,27 @@ def verify(options: VerifyBeyondOptions) -> pd.DataFrame:
         raise UserError(f"{options.beyond_dir} was written with another simulator or recording")
     simulator = open_simulator(options.model_file, options.agent_file, SimulatorConfig(), compute)
     folder.check_agent(options.agent_file)
-    rebuilder = Rebuilder(simulator, recorded_game(folder))
+    game = recorded_game(folder)
+    rebuilder = Rebuilder(simulator, game)
     store = ResultStore(options.output_dir, VERIFICATION)
-    store.open({"beyond": settings, "seed": options.seed, "versions": versions()},
-               options.overwrite)
+    store.open({"beyond": settings, "as_read": options.as_read, "seed": options.seed,
+                "versions": versions()}, options.overwrite)
     numbers, tables = sorted(int(key) for key in found.keys("counterfactuals")), []
     for number in with_progress(iter(numbers), len(numbers), "view"):
         if not store.has("view", number):
             rows = with_measures(found.read("counterfactuals", number))
-            rows = rows[rows["is_effect"]]
-            store.write("view", number, value=verified(
-                rebuilder, simulator.agent, compute, folder, rows, stored_worlds(found, number),
-                settings["num_steps"])[list(VERIFIED)])
+            rows, stored = rows[rows["is_effect"]], stored_worlds(found, number)
+            table = pd.DataFrame(columns=list(VERIFIED))
+            if len(rows):
+                (episode, frame), seeds = rows[["episode", "frame"]].values[0], stored[0].seeds
+                view = View.recorded(simulator, compute, folder, WindowPlace(episode, frame),
+                                     int(seeds[0]), settings["num_steps"], _BATCH)
+                [(_, state)] = level_states(folder, episode, [frame])
+                table, films = verified(
+                    view, rebuilder, game, state, rows, stored, options.as_read)
+                with store.file("film", number) as path:
+                    write_video(path, side_by_side(films, _SCALE), _FRAMES_PER_SECOND)
+            store.write("view", number, value=table[list(VERIFIED)])
         tables.append(store.read("view", number))
     table = pd.concat([part for part in tables if len(part)], ignore_index=True)
     summary = summarise(table, options.seed)
@@ -176,46 +202,72 @@ def aligned(world: World, state: LevelState, pixels_per_square: float) -> World:
         for name in ("squares", "places", "velocities", "looks")})
 
 
-def verified(rebuilder: Rebuilder, agent: FrozenAgent, compute: Compute, folder: RolloutFolder,
-             rows: pd.DataFrame, stored: tuple[World, np.ndarray, np.ndarray], num_steps: int
-             ) -> pd.DataFrame:
+def without_touching(view: View, world: World, state: LevelState) -> World:
+    """Remove objects that would touch the player from a world (1 row) of ``aligned``.
+
+    The simulator reads some players as an enemy, which would kill the agent at once.
+    """
+    squares = view.simulator.squares
+    assert squares is not None
+    middle = world.squares.shape[1] // 2
+    objects = view.objects(world)[0]
+    moves = np.zeros(objects.shape, bool)
+    if squares.sprites is not None:
+        group = world.squares[0].cpu() - squares.sprites.first_class
+        moves = objects & (squares.sprites.speed.cpu()[group.clamp(min=0)] > 0).numpy()
+    places = np.where(moves, world.places[0].cpu().numpy(), 0.5)
+    rows, columns = np.indices(objects.shape)
+    right = columns + places - middle - float(state.player["x"]) % 1
+    down = rows + 0.5 - middle - float(-state.player["y"]) % 1
+    touching = torch.from_numpy(objects & (abs(right) < _TOUCHES) & (abs(down) < _TOUCHES))
+    return dataclasses.replace(world, squares=torch.where(
+        touching.to(world.squares.device), squares.empty_class, world.squares))
+
+
+def verified(view: View, rebuilder: Rebuilder, game: EnvConfig, state: LevelState,
+             rows: pd.DataFrame, stored: tuple[World, np.ndarray, np.ndarray], as_read: bool
+             ) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
     """Rebuild the worlds of one view, and play there.
 
     Args:
+        state: level state that the view shows.
         rows: counterfactuals of the view, from ``with_measures``.
         stored: see ``stored_worlds``.
+        as_read: keep objects that touch the player, see ``without_touching``.
+
+    Returns:
+        The table; and films, uint8 (T, rows, H, W, C), by title. They are black where a world
+        cannot be rebuilt, and after the end of an episode.
     """
-    if not len(rows):
-        return pd.DataFrame(columns=list(VERIFIED))
-    (worlds, kinds, aims), (episode, frame) = stored, rows[["episode", "frame"]].iloc[0].tolist()
-    [(_, state)] = level_states(folder, episode, [frame])
-    hidden = folder.array_files(episode).hidden_states.rows(frame, frame + 1)[0]
+    worlds, kinds, aims = stored
     used = np.flatnonzero(np.isin(kinds, (PLAUSIBLE, CHANGED, CONTROL))
                           & np.isin(aims, ["", *rows["aim"]]))
-    game = recorded_game(folder)
-    states, size = {}, square_size(game.env_name, game.distribution_mode)
-    assert size is not None
+    states = {}
     for number in used.tolist():
         with contextlib.suppress(UserError):
-            states[number] = rebuilder.build(aligned(worlds[[number]], state, size), state).state
-    played = None
-    if 0 in states:
-        played = play(agent, compute, game, list(states.values()), hidden, num_steps)
-    place = {number: slot for slot, number in enumerate(states)}  # of a world in ``played``
+            world = aligned(worlds[[number]], state, view.pixels_per_square)
+            if not as_read:
+                world = without_touching(view, world, state)
+            states[number] = rebuilder.build(world, state).state
+    place = {number: slot for slot, number in enumerate(states)}  # of a world among the played
+    hidden = view.start.agent_hidden[0].cpu().numpy()
+    played, frames = play(view.simulator.agent, view.compute, game,
+                          list(states.values()) or [state], hidden, view.num_steps)
 
     def real(aim: str, step: int, number: int) -> tuple[float, float]:
         """Return the largest effect of a world and that at a step, NaN if it is not rebuilt."""
-        if played is None or number not in place:
+        if 0 not in place or number not in place:
             return np.nan, np.nan
         pair = played[[place[number]]], played[[place[0]]]
         return effects(aim, *pair)[0].item(), effect_at(aim, step, *pair).item()
 
-    lines = []
+    lines, changed = [], []
     for row in rows.itertuples():
-        [changed], controls = (np.flatnonzero((kinds == kind) & (aims == row.aim)).tolist()
-                               for kind in (CHANGED, CONTROL))
-        largest, at_step = real(row.aim, row.step, changed)
-        others = [real(row.aim, row.step, number)[0] for number in controls]
+        [number], controls = (np.flatnonzero((kinds == kind) & (aims == row.aim)).tolist()
+                              for kind in (CHANGED, CONTROL))
+        changed.append(number)
+        largest, at_step = real(row.aim, row.step, number)
+        others = [real(row.aim, row.step, control)[0] for control in controls]
         lines.append({
             "view": row.view, "level_seed": row.level_seed, "aim": row.aim,
             "imagined": row.effect, "real": largest, "real_at_step": at_step,
@@ -223,7 +275,14 @@ def verified(rebuilder: Rebuilder, agent: FrozenAgent, compute: Compute, folder:
             "occurs_at_step": occurs(row.effect, at_step),
             "control": np.mean([occurs(row.effect, other) for other in others]),
             "controls_rebuilt": np.mean(~np.isnan(others))})
-    return pd.DataFrame(lines)
+    imagined, _, _ = view.films(worlds[[0, *changed]])
+    black = np.zeros_like(frames[:, 0])
+    films = [np.stack([frames[:, place[number]] if number in place else black
+                       for number in numbers], axis=1) for numbers in ([0] * len(rows), changed)]
+    return pd.DataFrame(lines), {
+        "most plausible: imagined": imagined[:, [0] * len(rows)], "rebuilt": films[0],
+        f"{', '.join(TITLES[aim] for aim in rows['aim'])}: imagined": imagined[:, 1:],
+        "rebuilt ": films[1]}
 
 
 def summarise(table: pd.DataFrame, seed: int) -> pd.DataFrame:

@@ -11,7 +11,8 @@ import record
 from agents.rollout_files import RolloutFolder
 from common.results import ResultStore
 from generative import beyond
-from generative.beyond import BEYOND, CHANGED, CONTROL, PLAUSIBLE, choose_views, stored_worlds
+from generative.beyond import choose_views
+from generative.beyond_results import BEYOND, CHANGED, CONTROL, PLAUSIBLE, stored_worlds
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, WindowPlace
 from generative.prior import Prior

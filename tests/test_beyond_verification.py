@@ -15,12 +15,20 @@ from common.errors import UserError
 from envs.rebuild import keys_of
 from envs.wide_view import WorldView
 from generative import beyond, beyond_verification
-from generative.beyond_verification import aligned, effect_at, occurs, play, summarise
+from generative.beyond_verification import (
+    aligned,
+    effect_at,
+    occurs,
+    play,
+    summarise,
+    without_touching,
+)
 from generative.config import SimulatorConfig
+from generative.dataset import WindowPlace
 from generative.rebuilding import Rebuilder
 from generative.rendered_worlds import RenderedWorlds, world_of_images
 from generative.runs import open_simulator
-from generative.surroundings import DEATH, TURN, VALUE, Rollouts, effects
+from generative.surroundings import DEATH, TURN, VALUE, Rollouts, View, effects
 
 AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
 SIMULATOR = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
@@ -71,7 +79,9 @@ def test_playing_on_from_a_state_continues_the_recording(recording, simulator):
     """The agent sees what it saw; what it does next follows from its most likely actions."""
     state, hidden = state_at(recording, 0, 10)
     steps = recording.steps(0)
-    found = play(simulator.agent, FLOAT32, recorded_game(recording), [state, state], hidden, STEPS)
+    found, frames = play(simulator.agent, FLOAT32, recorded_game(recording), [state, state], hidden,
+                         STEPS)
+    assert (frames[0] == recording.episode(0).frames[10]).all()
     assert found.values[0] == pytest.approx(steps["value"].iloc[10], abs=0.05)
     np.testing.assert_allclose(found.moved[0, 0], steps[["player_x", "player_y"]].iloc[10],
                                atol=1e-4)
@@ -86,7 +96,7 @@ def test_an_end_is_a_death_unless_it_is_rewarded(recording, simulator):
     last = len(recording.steps(episode)) - 2
     rows = range(max(last - 12, 3), last)
     found = [play(simulator.agent, FLOAT32, recorded_game(recording), [state],
-                  recording.episode(episode).hidden_states[row], 16)
+                  recording.episode(episode).hidden_states[row], 16)[0]
              for row, state in level_states(recording, episode, rows)]
     ended = [one for one in found if one.alive[-1, 0] == 0]
     assert ended
@@ -127,13 +137,29 @@ def test_rebuilt_squares_are_those_of_the_level(recording, simulator):
     rebuilder = Rebuilder(simulator, recorded_game(recording), range(500, 510))
     for row in (6, 20):
         state, _ = state_at(recording, 1, row)
-        view = beyond.View.recorded(simulator, FLOAT32, recording, beyond.RecordedView(
-            1, row, False), 0, STEPS, 4)
+        view = View.recorded(simulator, FLOAT32, recording, WindowPlace(1, row), 0, STEPS, 4)
         world = view.worlds(view.noise(torch.tensor([1])))
         built = rebuilder.build(aligned(world, state, SIZE), state).state
         keys, true = keys_of(built, 39), keys_of(state, 39)
         near = np.s_[15:24, 15:24]
         assert (keys[near] == true[near]).mean() > 0.85
+
+
+def test_objects_that_touch_the_player_are_left_out(recording, simulator):
+    state, _ = state_at(recording, 0, 10)
+    view = View.recorded(simulator, FLOAT32, recording, WindowPlace(0, 10), 0, STEPS, 4)
+    world = aligned(view.worlds(view.noise(torch.tensor([1]))), state, SIZE)
+    squares, places = world.squares.clone(), world.places.clone()
+    enemy = simulator.squares.sprites.first_class + 1
+    squares[0, 19, 19:23], squares[0, 21, 19] = enemy, enemy
+    places[0, 19, 19:23], places[0, 21, 19] = float(state.player["x"]) % 1, 0.5
+    planted = dataclasses.replace(world, squares=squares, places=places)
+    found = without_touching(view, planted, state).squares[0]
+    assert found[19, 19] == simulator.squares.empty_class
+    assert (found[19, 20:23] == enemy).all() and found[21, 19] == enemy
+    rest = torch.ones_like(found, dtype=torch.bool)
+    rest[18:21, 18:21] = False
+    assert (found == squares[0])[rest].all()
 
 
 def test_effects_occur_with_their_sign_and_half_of_their_size():
@@ -178,8 +204,8 @@ def test_worlds_that_cannot_be_rebuilt_are_failures(verify, tmp_path, monkeypatc
 def test_the_summary_compares_with_the_controls():
     table = pd.DataFrame({
         "view": range(6), "level_seed": range(6), "aim": [TURN] * 4 + [VALUE] * 2,
-        "imagined": 1.0, "real": [1, 2, 3, 0, 1, np.nan], "real_at_step": 0.0, "rebuilt": 1.0,
-        "occurs": [1.0, 1, 1, 0, 1, 0], "occurs_at_step": 0.0, "control": 0.25,
+        "imagined": [1, 2, 1, 1, 1, 1], "real": [1, 2, 3, 0, 1, np.nan], "real_at_step": 0.0,
+        "rebuilt": 1.0, "occurs": [1.0, 1, 1, 0, 1, 0], "occurs_at_step": 0.0, "control": 0.25,
         "controls_rebuilt": 1.0})
     summary = summarise(table, 0).set_index(["aim", "quantity"])["mean"]
     assert summary[TURN, "occurs"] == 0.75 and summary[TURN, "difference"] == 0.5
