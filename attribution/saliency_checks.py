@@ -27,12 +27,15 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 
 from agents.outputs import TAKEN, VALUE, outputs_named
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
 from attribution.checking.counterfactual_predictions import (
+    COUNTERFACTUAL,
     COUNTERFACTUAL_METHODS,
+    SAMPLED,
     counterfactual_predictions,
 )
 from attribution.checking.effect_predictions import (
@@ -270,6 +273,13 @@ def write_scores(store: ResultStore, study: Study, arrays: dict[str, np.ndarray]
     scores, differences = score_predictions(data, [
         *itertools.product(SIMULATOR_METHODS, (*alone, *BASELINES)),
         *itertools.product(alone, BASELINES)], seed)
+    if set(COUNTERFACTUAL_METHODS) <= set(study.names):
+        # A family of comparisons of its own, so that it does not change what is claimed of others.
+        maps = *COUNTERFACTUAL, SAMPLED[0]
+        others = [name for name in study.names if name not in maps]
+        _, more = score_predictions(
+            data, list(itertools.product(maps, (*others, *BASELINES))), seed)
+        differences = pd.concat([differences, more], ignore_index=True)
     tables = {"pairs": pair_counts(data), "scores": scores, "differences": differences,
               "randomisation": randomisation_table(data, arrays["randomised"], seed)}
     for name, table in tables.items():

@@ -22,6 +22,7 @@ from generative.filling import (
     fill,
     filled_start,
     initial_displacements,
+    initial_images,
     paint,
     squares_of_cells,
     touched_cells,
@@ -187,6 +188,18 @@ def test_the_player_stays_in_front_of_a_filled_hole(simulator, start):
     same = (painted == images).all(dim=2)
     assert same[:, :, 30:34, 31:33].all()  # the player's body
     assert not same[:, :, 26:29, 25:39].any()  # the squares around it
+
+
+def test_initial_images_of_a_start_are_like_the_recorded_frames(simulator, start):
+    images, vectors, world = start
+    begun = simulator.start_from(vectors, MODE, world=world)
+    drawn = initial_images(simulator, images[-1], begun)
+    assert torch.equal(drawn[-1], images[-1])
+    for number in (0, 1):
+        for row in (0, 1):
+            if not torch.equal(images[number, row], images[-1, row]):
+                assert psnr(drawn[number, row], images[number, row]) > psnr(
+                    images[-1, row], images[number, row]) + 3
 
 
 def test_code_of_cells_is_replaced_whatever_its_scale(simulator, start):

@@ -19,6 +19,16 @@ from agents.replay import level_states
 from agents.rollout_files import EpisodeArrays, RolloutWriter
 from attribution import saliency_checks
 from attribution.checking import prediction_scores
+from attribution.checking.counterfactual_predictions import (
+    BLACK,
+    COUNTERFACTUAL,
+    COUNTERFACTUAL_METHODS,
+    EMPTIED,
+    FILLINGS,
+    SAMPLED,
+    counterfactual_predictions,
+    touched_blocks,
+)
 from attribution.checking.effect_predictions import (
     REPEATED,
     SIMULATOR_METHODS,
@@ -212,6 +222,19 @@ def kinds_of(scene):
     return np.array([pair.thing.kind.name for pair in scene.pairs])
 
 
+def part_of(scene, pairs):
+    """Return a scene of some of the pairs, all of which count as different frames."""
+    return Scene([scene.pairs[pair] for pair in pairs],
+                 dataclasses.replace(scene.replays, **{
+                     field.name: np.take(getattr(scene.replays, field.name), pairs,
+                                         axis=0 if field.name == "entering" else 1)
+                     for field in dataclasses.fields(scene.replays)}),
+                 np.arange(len(pairs)), *(dataclasses.replace(
+                     worlds, images=worlds.images[pairs], positions=worlds.positions[pairs],
+                     objects=[worlds.objects[pair] for pair in pairs], clock=worlds.clock[pairs])
+                     for worlds in (scene.worlds, scene.worlds_without)), "coinrun")
+
+
 def test_only_boxes_have_effects_on_an_agent_that_sees_boxes_alone(box_scene):
     agent, _, scene = box_scene
     effects = measure_effects(agent, FLOAT32, scene.replays, OUTPUTS[:1], (0, 1, 2))[:, 0]
@@ -273,19 +296,57 @@ def test_the_simulators_finite_difference_predicts_the_planted_effects(box_scene
     assert (found["simulator: gradient x removal"][boxes] > 0).mean() > 0.5
 
 
+def test_predictions_read_the_blocks_that_the_box_around_an_object_touches():
+    mask = np.zeros((64, 64), bool)
+    mask[15, 40], mask[20, 33] = True, True  # rows 15 to 20, columns 33 to 40
+    assert touched_blocks(mask, 2).tolist() == [2, 6]
+    assert touched_blocks(mask, 1).tolist() == [12, 13, 20, 21]
+    mask[15, 40] = False
+    assert touched_blocks(mask, 1).tolist() == [20]
+
+
+def test_blocks_without_boxes_predict_the_planted_effects(box_scene, monkeypatch):
+    """Fillings that are empty predict what emptied blocks predict: a higher value without boxes."""
+    agent, simulator, scene = box_scene
+    simulator = copy.deepcopy(simulator)
+    with torch.no_grad():
+        simulator.decoder.keep.bias.fill_(-20)  # images show the world and nothing else
+        simulator.prior.trained.fill_(1)
+    boxes = kinds_of(scene) == "box"
+    (effects,) = measure_effects(agent, FLOAT32, scene.replays, OUTPUTS[:1], (0,))[0, 0]
+    scene = part_of(scene, np.concatenate([np.flatnonzero(boxes & (effects > 1e-2))[:4],
+                                           np.flatnonzero(~boxes)[:2]]))
+    boxes = kinds_of(scene) == "box"
+    empty = simulator.squares.empty_class
+    calls = []
+
+    def completed(world, known, camera):
+        calls.append(world.seeds)
+        nothing = torch.zeros_like(world.squares)
+        nothing[..., empty] = 1
+        return dataclasses.replace(world, squares=torch.where(known[..., None], world.squares,
+                                                              nothing))
+    monkeypatch.setattr(simulator.prior, "completed", completed)
+    found = dict(zip(COUNTERFACTUAL_METHODS, counterfactual_predictions(
+        simulator, FLOAT32, OUTPUTS[:1], (0, 2), scene)[:, 0]))
+    assert boxes.sum() >= 3
+    for filled, emptied, black in zip(COUNTERFACTUAL, EMPTIED, BLACK):
+        np.testing.assert_allclose(found[filled], found[emptied], atol=1e-5)
+        for name in (emptied, black):
+            assert (found[name][0, boxes] > 0).mean() > 0.7, name
+            assert found[name][0].min() > -0.05, name  # nothing that is emptied lowers the value
+    # Larger blocks hold other boxes, too.
+    assert found[EMPTIED[0]][0].sum() > found[EMPTIED[1]][0].sum()
+    assert not np.allclose(found[SAMPLED[0]], found[COUNTERFACTUAL[0]], atol=1e-4)
+    seeds = [seed for call in calls for seed in call.tolist()]
+    assert len(set(seeds)) > FILLINGS * len(scene.pairs)
+
+
 def test_gradients_through_the_simulator_are_derivatives(box_scene):
     """Central differences along the removal of an object, of an agent without kinks."""
     _, simulator, scene = box_scene
     lags, pairs = (0, 2), np.flatnonzero(kinds_of(scene) == "box")[:2]
-    part = Scene([scene.pairs[pair] for pair in pairs],
-                 dataclasses.replace(scene.replays, **{
-                     field.name: np.take(getattr(scene.replays, field.name), pairs,
-                                         axis=0 if field.name == "entering" else 1)
-                     for field in dataclasses.fields(scene.replays)}),
-                 np.arange(len(pairs)), *(dataclasses.replace(
-                     worlds, images=worlds.images[pairs], positions=worlds.positions[pairs],
-                     objects=[worlds.objects[pair] for pair in pairs], clock=worlds.clock[pairs])
-                     for worlds in (scene.worlds, scene.worlds_without)), "coinrun")
+    part = part_of(scene, pairs)
     found = dict(zip(SIMULATOR_METHODS, simulator_predictions(
         simulator, FLOAT32, OUTPUTS[:1], lags, part)[:, 0]))
     images = to_images(torch.from_numpy(part.replays.initial).flatten(0, 1), False).unflatten(

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from agents.outputs import TAKEN, VALUE
+from attribution.checking.counterfactual_predictions import FILLINGS
 from attribution.checking.effect_predictions import (
     DIFFERENCE,
     FRAMES_DIFFERENCE,
@@ -25,6 +26,8 @@ from attribution.checking.prediction_scores import (
     ALL,
     CARRIED,
     CONSTANT,
+    LARGE,
+    LARGE_EFFECT,
     MEASURES,
     MIN_EFFECT,
     MIN_OBJECTS,
@@ -49,6 +52,7 @@ _LINES = {CONSTANT: "--", CARRIED: ":"}
 REFERENCES = (REPEATED, CARRIED)  # with which the short version compares the simulator
 _RANDOMISED_LAGS = (0, 4)  # shown in the report
 _SUBSETS = {(TOTAL, ALL): "total effect", (DIRECT, ALL): "direct effect",
+            (TOTAL, LARGE): f"total effect of at least {LARGE_EFFECT}",
             (TOTAL, SAME_PLACE): f"total effect, player within {NEAR} squares of its place"}
 
 
@@ -120,6 +124,11 @@ def report(description: str, tables: Mapping[str, pd.DataFrame], outputs: Sequen
         "includes objects out of view. From then on it sees nothing but the recorded actions. "
         "*Finite difference (frames)* removes the object from the initial frames alone; *finite "
         "difference* also removes it from the world.",
+        "- *counterfactual*: the blocks of cells that the box around the object touches are filled "
+        f"{FILLINGS} times each by the simulator's prior, in world and frames; the prediction is "
+        "the mean change. *Emptied*: the same blocks without anything. *Sampled world*: nothing is "
+        "taken from the level state; squares in view are read off the last frame. *In black*: the "
+        "agent alone sees these blocks in black.",
         "- *constant sign per kind*: the mean sign of the kind's effects in the other half of the "
         "levels. *Lag 0 carried forward*: the effect that the real game shows at lag 0.",
         "- *total effect*: as above. *Direct effect*: the recorded frames are rendered without the "
@@ -130,13 +139,15 @@ def report(description: str, tables: Mapping[str, pd.DataFrame], outputs: Sequen
         "score. A prediction of zero counts as half right.", ""]
     for key, title in _SUBSETS.items():
         part = _chosen(pairs, key)
+        if part.empty:  # it differs between outputs
+            continue
         lines += [f"{title.capitalize()}:", "",
                   *_counts(part if key == (TOTAL, ALL) else part[part["kind"] == ALL], outputs)]
     for output in outputs:
         for key, title in _SUBSETS.items():
             part = _chosen(scores, key, output, ALL)
             is_main = key == (TOTAL, ALL)
-            if not is_main:
+            if key not in ((TOTAL, ALL), (TOTAL, LARGE)):
                 part = part[part["predictor"].isin(HEADLINE)]
             for measure in MEASURES if is_main else MEASURES[:1]:
                 if part.empty:

@@ -37,9 +37,10 @@ from stats.significance import holm
 CONSTANT, CARRIED = BASELINES = ("constant sign per kind", "lag 0 carried forward")
 MEASURES = ("sign", "auc", "rank")
 ALL = "all"  # all kinds of object, or all pairs
+LARGE = "large effects"  # pairs whose total effect is at least LARGE_EFFECT in absolute value
 SAME_PLACE = "same place"  # pairs in which the player stays within NEAR of its recorded place
 NEAR = 0.01  # squares
-MIN_EFFECT = 1e-4
+MIN_EFFECT, LARGE_EFFECT = 1e-4, 0.05
 MIN_OBJECTS = 30  # kinds with fewer pairs are only counted
 _MIN_PAIRS = 20  # fewest pairs for which scores are computed
 
@@ -172,12 +173,15 @@ def score_predictions(data: Effects, comparisons: Sequence[tuple[str, str]], see
     """
     scores: list[dict] = []
     differences: list[dict] = []
+    analysed = subsets(data)
+    analysed.append((TOTAL, LARGE, analysed[0][2]))
     for (effect, subset, mask), output, kind in itertools.product(
-            subsets(data), range(len(data.outputs)), (ALL, *data.counted_kinds())):
+            analysed, range(len(data.outputs)), (ALL, *data.counted_kinds())):
         measured = data.effects[EFFECTS.index(effect), output]  # (L, N)
         for place, lag in enumerate(data.lags):
             chosen = mask[place] & ((data.kinds == kind) | (kind == ALL))
-            chosen &= np.abs(np.where(mask[place], measured[place], 0)) > MIN_EFFECT
+            chosen &= np.abs(np.where(mask[place], measured[place], 0)) > (
+                LARGE_EFFECT if subset == LARGE else MIN_EFFECT)
             levels = data.levels[chosen]
             if chosen.sum() < _MIN_PAIRS or len(np.unique(levels)) < 2:
                 continue

@@ -138,8 +138,8 @@ class CounterfactualMaps(SampleSaliency):
         colours = samples.frames.shape[-1]
         images = view.new_zeros(number, length, colours, height, width)
         images[:, :maps.shape[1]] = view / colours  # maps are sums over colours
-        states = (torch.zeros(array.shape) for array in (samples.hidden_states, samples.env_h))
-        return CounterfactualGradients(images.cpu(), *states, effects.cpu())
+        return CounterfactualGradients(images.cpu(), torch.zeros(samples.hidden_states.shape),
+                                       torch.zeros(samples.env_h.shape), effects.cpu())
 
     def maps(self, gradients: Gradients, row: int) -> np.ndarray:
         """Return the maps (T, H, W) of one sample. They are not smoothed."""
