@@ -28,9 +28,9 @@ from envs.objects import moving_objects
 from envs.procgen_env import StateView
 from envs.rebuild import keys_of
 from envs.wide_view import WorldView
-from generative.beyond_verification import aligned
 from generative.config import SimulatorConfig
 from generative.rebuilding import Rebuilder, picture
+from generative.rebuilt_play import aligned
 from generative.rendered_worlds import RenderedWorlds, world_of_images
 from generative.runs import open_simulator
 from generative.squares import World

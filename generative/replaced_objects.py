@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -32,16 +31,17 @@ from common.files import versions
 from common.game_constants import FRAME_SIZE
 from common.options import command, option
 from common.progress import with_progress
-from common.results import Entry, ResultStore, Schema, Table, Text
+from common.results import Entry, File, ResultStore, Schema, Table, Text
 from common.tables import markdown_table
+from common.video import side_by_side, write_video
 from envs.level_state import LevelState
-from generative.beyond import RecordedView, choose_views
-from generative.beyond_report import LEAST, TITLES
-from generative.beyond_verification import aligned, occurs, play
+from generative.beyond_results import LEAST, TITLES
 from generative.dataset import RolloutDataset
 from generative.filling import fill, filled_start
 from generative.flags import SimulatorOptions
 from generative.rebuilding import Rebuilder
+from generative.rebuilt_play import aligned, occurs, play, without_touching
+from generative.recorded_views import RecordedView, choose_views
 from generative.runs import leakage_reason
 from generative.squares import World
 from generative.start_worlds import check_prior, world_seeds
@@ -60,6 +60,7 @@ QUANTITIES = {
     "control": "it occurs after a random change of the view", "difference": "occurs minus control",
     "by_rebuilding": "it occurs between the rebuilt and the recorded level (which differ beyond "
                      "the view)"}
+_SCALE, _FRAMES_PER_SECOND = 3, 4
 _TRIES = 8  # fillings that are drawn until one differs from the object
 _PLAYER = 1.5  # squares from the player's centre within which nothing is replaced
 _REPLACED, _PLACE = 21, 22  # random streams; parts of seeds
@@ -71,7 +72,8 @@ SUMMARY = {"aim": str, "quantity": str, "counterfactuals": int, "levels": int, "
            "low_95": float, "high_95": float}
 REPLACEMENTS = Schema(
     "replaced objects", "python -m generative.replaced_objects",
-    items={"view": Entry("views/{:0>5}.csv", Table(ROW, exact=True))},
+    items={"view": Entry("views/{:0>5}.csv", Table(ROW, exact=True)),
+           "film": Entry("films/view_{:0>5}.mp4", File())},
     results={"table": Entry("replaced.csv", Table(ROW)),
              "summary": Entry("summary.csv", Table(SUMMARY)),
              "report": Entry("report.md", Text())},
@@ -104,9 +106,14 @@ class Replacements:
         self._simulator, self._classes = simulator, classes
         self._game = recorded_game(dataset.folder)
 
-    def measure(self, number: int, place: RecordedView) -> pd.DataFrame:
-        """Replace an object in a view, and return a row for each aim; no rows if nothing can be
-        replaced there."""
+    def measure(self, number: int, place: RecordedView
+                ) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
+        """Replace an object in a view.
+
+        Returns:
+            A row for each aim; no rows if nothing can be replaced there. And frames by title,
+            uint8 (T, 1, H, W, C); none if no effect is large enough or a world is not rebuilt.
+        """
         options, simulator, folder = self._options, self._simulator, self._dataset.folder
         compute = options.compute
         (seed,) = world_seeds([(options.seed, _REPLACED, number)]).tolist()
@@ -122,7 +129,7 @@ class Replacements:
         world = certain(view.world)
         chosen = self._object(world, view, rng)
         if chosen is None:
-            return pd.DataFrame(columns=list(ROW))
+            return pd.DataFrame(columns=list(ROW)), {}
         kind, hole = chosen
 
         def filled(mask: np.ndarray, first_seed: int) -> tuple[View, World] | None:
@@ -141,7 +148,7 @@ class Replacements:
 
         first = filled(hole, 0)
         if first is None:
-            return pd.DataFrame(columns=list(ROW))
+            return pd.DataFrame(columns=list(ROW)), {}
         changed_view, changed = first
         base, found = view.simulate(world), changed_view.simulate(changed)
         worlds = [world, changed]
@@ -149,7 +156,7 @@ class Replacements:
             other = filled(self._moved(hole, view, rng), _TRIES * (control + 1))
             if other is not None:
                 worlds.append(other[1])
-        real = self._played(worlds, place)
+        real, shown = self._played(view, worlds, place)
         names = {int(name): kind for kind, numbers in self._classes.items() for name in numbers}
         with_what = sorted({names.get(int(name), "other") for name in np.unique(
             changed.squares[0].cpu().numpy()[hole])})
@@ -169,7 +176,12 @@ class Replacements:
                 "real": in_game.get(1, np.nan), "occurs": occurs(effect, in_game.get(1, np.nan)),
                 "control": np.mean(controls) if controls else 0.0,
                 "rebuilding": effects(aim, real[0], real[-1])[0].item() if 0 in real else np.nan})
-        return pd.DataFrame(rows)[list(ROW)]
+        table = pd.DataFrame(rows)[list(ROW)]
+        films = {}
+        if {0, 1} <= shown.keys() and is_effect(table).any():
+            films = {"as it is, imagined": view.films(world)[0], "game": shown[0],
+                     "replaced, imagined": changed_view.films(changed)[0], "game ": shown[1]}
+        return table, films
 
     def _object(self, world: World, view: View, rng: np.random.Generator
                 ) -> tuple[str, np.ndarray] | None:
@@ -212,9 +224,14 @@ class Replacements:
                 return moved
         return allowed & (rng.random(hole.shape) < hole.sum() / max(allowed.sum(), 1))
 
-    def _played(self, worlds: list[World], place: RecordedView) -> dict[int, Rollouts]:
+    def _played(self, view: View, worlds: list[World], place: RecordedView
+                ) -> tuple[dict[int, Rollouts], dict[int, np.ndarray]]:
         """Play in the game: in the worlds (W), and in the recorded level, which has the key -1.
-        Worlds that cannot be rebuilt are left out."""
+        Worlds that cannot be rebuilt are left out; objects that would touch the player, too.
+
+        Returns:
+            What the agent does, and the frames, uint8 (T, 1, H, W, C), by number of the world.
+        """
         folder, options = self._dataset.folder, self._options
         [(_, state)] = level_states(folder, place.episode, [place.frame])
         hidden = folder.array_files(place.episode).hidden_states.rows(
@@ -223,10 +240,12 @@ class Replacements:
         size = self._simulator.squares.pixels_per_square
         for number, world in enumerate(worlds):
             with contextlib.suppress(UserError):
-                states[number] = self._rebuilder.build(aligned(world, state, size), state).state
-        played = play(self._simulator.agent, options.compute, self._game, list(states.values()),
-                      hidden, options.num_steps)
-        return {number: played[[slot]] for slot, number in enumerate(states)}
+                world = without_touching(view, aligned(world, state, size), state)
+                states[number] = self._rebuilder.build(world, state).state
+        played, frames = play(self._simulator.agent, options.compute, self._game,
+                              list(states.values()), hidden, options.num_steps)
+        return ({number: played[[slot]] for slot, number in enumerate(states)},
+                {number: frames[:, [slot]] for slot, number in enumerate(states)})
 
 
 def replace_objects(options: ReplacedOptions) -> pd.DataFrame:
@@ -257,9 +276,15 @@ def replace_objects(options: ReplacedOptions) -> pd.DataFrame:
     study = Replacements(options, dataset, Rebuilder(simulator, recorded_game(dataset.folder)),
                          simulator, name_classes(
                              dataset, recorded_worlds(simulator, dataset, numbers), squares))
-    tables = [store.compute("view", number, function=functools.partial(
-        study.measure, number, place)) for number, place in enumerate(
-            with_progress(iter(views), len(views), "view"))]
+    tables = []
+    for number, place in enumerate(with_progress(iter(views), len(views), "view")):
+        if not store.has("view", number):
+            found, films = study.measure(number, place)
+            if films:
+                with store.file("film", number) as path:
+                    write_video(path, side_by_side(films, _SCALE), _FRAMES_PER_SECOND)
+            store.write("view", number, value=found)
+        tables.append(store.read("view", number))
     table = pd.concat([part for part in tables if len(part)], ignore_index=True)
     summary = summarise(table, options.seed)
     store.write("table", value=table)
@@ -270,13 +295,20 @@ def replace_objects(options: ReplacedOptions) -> pd.DataFrame:
     return summary
 
 
+def is_effect(table: pd.DataFrame) -> pd.Series:
+    """Return whether the imagined effects are large enough to count."""
+    return table["effect"].abs() >= table["aim"].map(LEAST)
+
+
 def headline(summary: pd.DataFrame) -> str:
     """Return the answer in a sentence."""
     every = summary[summary["aim"] == ALL].set_index("quantity")
     if not len(every):
         return "No replacement has an effect that is large enough."
-    shares = {name: format_interval(*(100 * every.loc[name, ["mean", "low_95", "high_95"]]), ".0f")
-              for name in ("occurs", "control")}
+    shares = {}
+    for name in ("occurs", "control"):
+        mean, low, high = 100 * every.loc[name, ["mean", "low_95", "high_95"]].to_numpy(float)
+        shares[name] = format_interval(mean, low, high, ".0f")
     few = int(every["levels"].iloc[0])
     return (f"Of {int(every['counterfactuals'].iloc[0])} effects in {few} levels, "
             f"{shares['occurs']} % occur in the game, and after random changes of the view, "
@@ -300,7 +332,7 @@ def report(table: pd.DataFrame, summary: pd.DataFrame) -> str:
 def summarise(table: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Return shares of the counterfactuals with an effect, for each aim and all, with 95 %
     intervals over levels."""
-    table = table[table["effect"].abs() >= table["aim"].map(LEAST)]
+    table = table[is_effect(table)]
     table = table.assign(
         size=table["effect"].abs(), difference=table["occurs"] - table["control"],
         by_rebuilding=[occurs(row.effect, row.rebuilding) for row in table.itertuples()])

@@ -11,12 +11,12 @@ import record
 from agents.rollout_files import RolloutFolder
 from common.results import ResultStore
 from generative import beyond
-from generative.beyond import choose_views
 from generative.beyond_results import BEYOND, CHANGED, CONTROL, PLAUSIBLE, stored_worlds
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, WindowPlace
 from generative.prior import Prior
 from generative.prior_networks import NUM_GLOBALS
+from generative.recorded_views import choose_views
 from generative.runs import open_simulator
 from generative.squares import World
 from generative.surroundings import (

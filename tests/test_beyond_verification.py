@@ -15,17 +15,11 @@ from common.errors import UserError
 from envs.rebuild import keys_of
 from envs.wide_view import WorldView
 from generative import beyond, beyond_verification
-from generative.beyond_verification import (
-    aligned,
-    effect_at,
-    occurs,
-    play,
-    summarise,
-    without_touching,
-)
+from generative.beyond_verification import summarise
 from generative.config import SimulatorConfig
 from generative.dataset import WindowPlace
 from generative.rebuilding import Rebuilder
+from generative.rebuilt_play import aligned, effect_at, occurs, play, without_touching
 from generative.rendered_worlds import RenderedWorlds, world_of_images
 from generative.runs import open_simulator
 from generative.surroundings import DEATH, TURN, VALUE, Rollouts, View, effects

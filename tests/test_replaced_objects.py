@@ -35,12 +35,12 @@ def arguments(recording, folder, *more):
 def test_an_object_is_replaced_and_the_rest_of_the_level_stays(recording, tmp_path, monkeypatch):
     played = []
 
-    def watched(self, worlds, place):
-        found = real(self, worlds, place)
+    def watched(self, view, worlds, place):
+        found, frames = real(self, view, worlds, place)
         built = [self._rebuilder.build(world, self.states[place.episode]).state
                  for world in worlds]
         played.append((worlds, built, found))
-        return found
+        return found, frames
 
     def remembered(folder, episode, rows):
         found = list(level_states(folder, episode, rows))
@@ -70,6 +70,9 @@ def test_an_object_is_replaced_and_the_rest_of_the_level_stays(recording, tmp_pa
             other = control.squares[0].numpy() != unchanged
             assert other.any() and not (other & differs).any()
         assert isinstance(found[-1], Rollouts)  # the recorded level
+    effects = table[replaced_objects.is_effect(table)]
+    films = sorted((tmp_path / "study" / "films").glob("*.mp4"))
+    assert [int(path.stem[-5:]) for path in films] == sorted(effects["view"].unique())
     # A killed run goes on with the views that are left.
     [(tmp_path / "study" / "views" / f"{number:05}.csv").unlink() for number in (0, 3)]
     calls = len(played)
