@@ -211,7 +211,7 @@ def summarise(table: pd.DataFrame, seed: int) -> pd.DataFrame:
             low, high = ClusterBootstrap(levels, seed).interval(values[None])[:, 0]
             rows.append((aim, name, len(part), len(set(levels)), values.mean(), low, high))
         known = part.dropna(subset=["real"])
-        if aim != ALL and len(known) > 2:
+        if aim != ALL and known["real"].nunique() > 2:
             rows.append((aim, "rank correlation", len(known), len(set(known["level_seed"])),
                          spearmanr(known["imagined"], known["real"]).statistic, np.nan, np.nan))
     return pd.DataFrame(rows, columns=list(SUMMARY))
