@@ -81,7 +81,7 @@ def counterfactual_predictions(simulator: Simulator, compute: Compute, outputs: 
                     for block in touched_blocks(mask, size)] for size in SIZES}
     for number, size in enumerate(SIZES):
         pairs, numbers = np.array(holes[size]).T
-        result[BLACK[number]] = _mean_of(_blackened(simulator, compute, outputs, lags, scene,
+        result[BLACK[number]] = mean_of_pairs(_blackened(simulator, compute, outputs, lags, scene,
                                                     images[-1], pairs, numbers, size), pairs)
     for name in result:
         if name not in BLACK:
@@ -97,11 +97,11 @@ def counterfactual_predictions(simulator: Simulator, compute: Compute, outputs: 
                 runs += [(SAMPLED[0], batch.sampled, FILLINGS), (SAMPLED[1], batch.sampled, 0)]
             for name, start, fillings in runs:
                 effects = batch.effects(start, np.array(own), size, fillings)
-                result[name][..., chosen] = _mean_of(effects, np.array(own)[:, 0])
+                result[name][..., chosen] = mean_of_pairs(effects, np.array(own)[:, 0])
     return np.stack([result[name] for name in COUNTERFACTUAL_METHODS])
 
 
-def _mean_of(effects: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+def mean_of_pairs(effects: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Average effects (J, L, R) over the rows of each pair (R,), as (J, L, N)."""
     of_pair = pairs == np.unique(pairs)[:, None]  # (N, R)
     return effects @ (of_pair / of_pair.sum(axis=1, keepdims=True)).T
