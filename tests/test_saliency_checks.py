@@ -27,6 +27,7 @@ from attribution.checking.counterfactual_predictions import (
     FILLINGS,
     SAMPLED,
     counterfactual_predictions,
+    mean_of_pairs,
     touched_blocks,
 )
 from attribution.checking.effect_predictions import (
@@ -303,6 +304,12 @@ def test_predictions_read_the_blocks_that_the_box_around_an_object_touches():
     assert touched_blocks(mask, 1).tolist() == [12, 13, 20, 21]
     mask[15, 40] = False
     assert touched_blocks(mask, 1).tolist() == [20]
+
+
+def test_the_effects_of_blocks_are_averaged_for_each_pair():
+    effects = np.arange(12.0).reshape(1, 2, 6)
+    found = mean_of_pairs(effects, np.array([0, 0, 1, 2, 2, 2]))
+    np.testing.assert_allclose(found, [[[0.5, 2, 4], [6.5, 8, 10]]])
 
 
 def test_blocks_without_boxes_predict_the_planted_effects(box_scene, monkeypatch):

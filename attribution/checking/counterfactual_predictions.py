@@ -76,16 +76,14 @@ def counterfactual_predictions(simulator: Simulator, compute: Compute, outputs: 
     replays, device = scene.replays, compute.device
     images = to_images(torch.from_numpy(replays.initial).flatten(0, 1).to(device),
                        False).unflatten(0, replays.initial.shape[:2])
-    result = dict.fromkeys(COUNTERFACTUAL_METHODS, np.zeros((0,)))
+    result = {name: np.zeros((len(outputs), len(lags), len(scene.pairs)))
+              for name in COUNTERFACTUAL_METHODS}
     holes = {size: [(pair, block) for pair, mask in enumerate(replays.masks[-1])
                     for block in touched_blocks(mask, size)] for size in SIZES}
     for number, size in enumerate(SIZES):
-        pairs, numbers = np.array(holes[size]).T
-        result[BLACK[number]] = _mean_of(_blackened(simulator, compute, outputs, lags, scene,
-                                                    images[-1], pairs, numbers, size), pairs)
-    for name in result:
-        if name not in BLACK:
-            result[name] = np.zeros((len(outputs), len(lags), len(scene.pairs)))
+        every = np.array(holes[size])
+        result[BLACK[number]] = mean_of_pairs(_blackened(
+            simulator, compute, outputs, lags, scene, images[-1], every, size), every[:, 0])
     for begin in range(0, len(scene.pairs), FRAMES_PER_BATCH):
         chosen = np.arange(begin, min(begin + FRAMES_PER_BATCH, len(scene.pairs)))
         batch = _Fillings(simulator, compute, outputs, lags, scene, chosen, images[:, chosen])
@@ -97,20 +95,22 @@ def counterfactual_predictions(simulator: Simulator, compute: Compute, outputs: 
                 runs += [(SAMPLED[0], batch.sampled, FILLINGS), (SAMPLED[1], batch.sampled, 0)]
             for name, start, fillings in runs:
                 effects = batch.effects(start, np.array(own), size, fillings)
-                result[name][..., chosen] = _mean_of(effects, np.array(own)[:, 0])
+                result[name][..., chosen] = mean_of_pairs(effects, np.array(own)[:, 0])
     return np.stack([result[name] for name in COUNTERFACTUAL_METHODS])
 
 
-def _mean_of(effects: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+def mean_of_pairs(effects: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Average effects (J, L, R) over the rows of each pair (R,), as (J, L, N)."""
     of_pair = pairs == np.unique(pairs)[:, None]  # (N, R)
     return effects @ (of_pair / of_pair.sum(axis=1, keepdims=True)).T
 
 
 def _blackened(simulator: Simulator, compute: Compute, outputs: Sequence[Output],
-               lags: Sequence[int], scene: Scene, images: Tensor, pairs: np.ndarray,
-               blocks: np.ndarray, size: int) -> np.ndarray:
-    """Return the effects (J, L, R) of blocks of pairs (R,) shown in black, on the agent alone."""
+               lags: Sequence[int], scene: Scene, images: Tensor, holes: np.ndarray, size: int
+               ) -> np.ndarray:
+    """Return the effects (J, L, R) of blocks in black on the agent alone; see
+    ``_Fillings.effects`` for the holes."""
+    pairs, blocks = holes.T
     replays = dataclasses.replace(scene.replays, entering=scene.replays.entering[pairs],
                                   actions=scene.replays.actions[:, pairs])
     masks = blocks_of_cells(size)[torch.from_numpy(blocks)].repeat_interleave(
