@@ -72,6 +72,7 @@ from common.palette import DPI
 from common.progress import with_progress
 from common.results import Array, Entry, File, Npz, ResultStore, Schema, Table, Text
 from envs.wide_view import WorldView
+from generative.filling import check_worlds
 from generative.flags import SimulatorOptions
 from generative.frozen_agent import FrozenAgent
 from generative.rendered_worlds import check_rendering
@@ -112,6 +113,9 @@ class SaliencyChecksOptions(SimulatorOptions):
              "they have fewer", type=count)
     num_randomised: int = option(
         40, "number of these pairs for which agents with random weights predict, too")
+    counterfactual: bool = option(
+        False, "also predict from counterfactual maps of simulators with worlds and a trained "
+               "prior, which takes longer than everything else")
     overwrite: bool = option(False, "delete the previous contents of the output folder")
     output_dir: Path = option(ANALYSES / "saliency_checks", "folder to write to")
     precision: str = redefine(SimulatorOptions, "precision", default="float32")
@@ -128,13 +132,14 @@ class Study:
         layers: layers from which the agent alone predicts.
         num_draws: X, number of agents with random weights.
         seed: seed of all random draws.
+        fills: whether to predict from counterfactual maps as well.
 
     Attributes:
         names: names of the predictors (M,).
     """
 
     def __init__(self, simulator: Simulator, compute: Compute, recording: Recording,
-                 layers: Sequence[Bottleneck], num_draws: int, seed: int):
+                 layers: Sequence[Bottleneck], num_draws: int, seed: int, fills: bool = False):
         self._simulator, self._compute, self._recording = simulator, compute, recording
         self._layers, self._seed, self._own = layers, seed, simulator.agent
         self._outputs = outputs_named(OUTPUTS)
@@ -145,7 +150,7 @@ class Study:
         self.game = recorded_game(recording.folder)
         self.kinds = [kind for kind in kinds_in(self.game)
                       if kind.name != _WALL and not kind.is_player]
-        self._fills = simulator.squares is not None and simulator.prior.is_trained
+        self._fills = fills
         self.names = (*agent_names(layers), *SIMULATOR_METHODS,
                       *COUNTERFACTUAL_METHODS * self._fills)
 
@@ -208,6 +213,8 @@ class Study:
 def compare_predictions(options: SaliencyChecksOptions) -> ResultStore:
     """Write effects, scores, figure and report, and return their folder."""
     simulator = options.open_simulator()
+    if options.counterfactual:
+        check_worlds(simulator)
     policy = simulator.agent.policy
     layers = [layer for layer in find_bottlenecks(policy, options.layers) if layer.layer.is_map]
     if not layers:
@@ -216,7 +223,7 @@ def compare_predictions(options: SaliencyChecksOptions) -> ResultStore:
     recording = Recording(Path(options.parameters.common.data_dir), policy, options.agent_file,
                           options.check_contents)
     study = Study(simulator, options.compute, recording, layers,
-                  DRAWS if options.num_randomised else 0, options.seed)
+                  DRAWS if options.num_randomised else 0, options.seed, options.counterfactual)
     if simulator.squares is not None:
         check_rendering(simulator, recording.folder)
     store = ResultStore(options.output_dir, CHECKS)
@@ -225,7 +232,8 @@ def compare_predictions(options: SaliencyChecksOptions) -> ResultStore:
         "model_sha256": sha256(options.model_file), "recording_sha256": recording.sha256,
         "seed": options.seed, "layers": options.layers, "num_pairs": options.num_pairs,
         "num_randomised": options.num_randomised, "lags": LAGS,
-        "precision": options.compute.precision}, options.overwrite)
+        "precision": options.compute.precision,
+        **({"counterfactual": True} if options.counterfactual else {})}, options.overwrite)
     arrays = gather_groups(store, study, list(recording.lengths), options.num_pairs,
                            options.num_randomised)
     if not len(arrays["levels"]):
