@@ -62,7 +62,7 @@ QUANTITIES = {
     "by_rebuilding": "it occurs between the rebuilt and the recorded level (which differ beyond "
                      "the view)"}
 _SCALE, _FRAMES_PER_SECOND = 3, 4
-_TRIES = 8  # fillings that are drawn until one differs from the object
+_TRIES, _CONTROL_TRIES = 8, 32  # fillings that are drawn until one differs from what was there
 _PLAYER = 1.5  # squares from the player's centre within which nothing is replaced
 _REPLACED, _PLACE = 21, 22  # random streams; parts of seeds
 ROW = {"view": int, "episode": int, "frame": int, "level_seed": int, "near_end": bool,
@@ -133,12 +133,12 @@ class Replacements:
             return pd.DataFrame(columns=list(ROW)), {}
         kind, hole = chosen
 
-        def filled(draw: Callable[[], np.ndarray], first_seed: int) -> tuple[View, World] | None:
+        def filled(draw: Callable[[], np.ndarray], tries: range) -> tuple[View, World] | None:
             """Draw holes until a filling differs, and return the view with its new start, and the
             world."""
-            for attempt in range(_TRIES):
+            for attempt in tries:
                 mask = draw()
-                seeds = world_seeds([(options.seed, _REPLACED, number, first_seed + attempt)])
+                seeds = world_seeds([(options.seed, _REPLACED, number, attempt)])
                 with compute.autocast():
                     new, changed = fill(simulator, images, vectors, view.world,
                                         torch.from_numpy(mask)[None], seeds)
@@ -149,14 +149,16 @@ class Replacements:
                     return dataclasses.replace(view, start=start), certain(changed)
             return None
 
-        first = filled(lambda: hole, 0)
+        first = filled(lambda: hole, range(_TRIES))
         if first is None:
             return pd.DataFrame(columns=list(ROW)), {}
         changed_view, changed = first
         base, found = view.simulate(world), changed_view.simulate(changed)
         worlds = [world, changed]
         for control in range(NUM_CONTROLS):
-            other = filled(lambda: self._moved(hole, view, rng), _TRIES * (control + 1))
+            first_try = _TRIES + _CONTROL_TRIES * control
+            other = filled(lambda: self._moved(hole, view, rng),
+                           range(first_try, first_try + _CONTROL_TRIES))
             if other is not None:
                 worlds.append(other[1])
         real, shown = self._played(view, worlds, place)
