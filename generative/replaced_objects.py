@@ -7,8 +7,8 @@ view, and the agent plays there from the recorded state. An effect *occurs* if i
 and at least half the size in the game; a world that cannot be rebuilt counts as a failure.
 
 The control is how often the same effect occurs if a random part of the view of the same shape is
-filled instead. ``rebuilding`` is the effect of rebuilding alone: the unchanged world, rebuilt,
-against the recorded level.
+filled instead, where a filling that differs was found. ``rebuilding`` is the effect of rebuilding
+alone: the unchanged world, rebuilt, against the recorded level.
 
 The same command resumes a killed run.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ QUANTITIES = {
     "by_rebuilding": "it occurs between the rebuilt and the recorded level (which differ beyond "
                      "the view)"}
 _SCALE, _FRAMES_PER_SECOND = 3, 4
-_TRIES = 8  # fillings that are drawn until one differs from the object
+_TRIES, _CONTROL_TRIES = 8, 32  # fillings that are drawn until one differs from what was there
 _PLAYER = 1.5  # squares from the player's centre within which nothing is replaced
 _REPLACED, _PLACE = 21, 22  # random streams; parts of seeds
 ROW = {"view": int, "episode": int, "frame": int, "level_seed": int, "near_end": bool,
@@ -132,10 +133,12 @@ class Replacements:
             return pd.DataFrame(columns=list(ROW)), {}
         kind, hole = chosen
 
-        def filled(mask: np.ndarray, first_seed: int) -> tuple[View, World] | None:
-            """Fill a hole, and return the view with its new start, and the world."""
-            for attempt in range(_TRIES):
-                seeds = world_seeds([(options.seed, _REPLACED, number, first_seed + attempt)])
+        def filled(draw: Callable[[], np.ndarray], tries: range) -> tuple[View, World] | None:
+            """Draw holes until a filling differs, and return the view with its new start, and the
+            world."""
+            for attempt in tries:
+                mask = draw()
+                seeds = world_seeds([(options.seed, _REPLACED, number, attempt)])
                 with compute.autocast():
                     new, changed = fill(simulator, images, vectors, view.world,
                                         torch.from_numpy(mask)[None], seeds)
@@ -146,14 +149,16 @@ class Replacements:
                     return dataclasses.replace(view, start=start), certain(changed)
             return None
 
-        first = filled(hole, 0)
+        first = filled(lambda: hole, range(_TRIES))
         if first is None:
             return pd.DataFrame(columns=list(ROW)), {}
         changed_view, changed = first
         base, found = view.simulate(world), changed_view.simulate(changed)
         worlds = [world, changed]
         for control in range(NUM_CONTROLS):
-            other = filled(self._moved(hole, view, rng), _TRIES * (control + 1))
+            first_try = _TRIES + _CONTROL_TRIES * control
+            other = filled(lambda: self._moved(hole, view, rng),
+                           range(first_try, first_try + _CONTROL_TRIES))
             if other is not None:
                 worlds.append(other[1])
         real, shown = self._played(view, worlds, place)
@@ -174,7 +179,7 @@ class Replacements:
                 "filled_with": " ".join(with_what), "aim": aim, "effect": effect,
                 "step": int(step), "rebuilt": float(1 in in_game),
                 "real": in_game.get(1, np.nan), "occurs": occurs(effect, in_game.get(1, np.nan)),
-                "control": np.mean(controls) if controls else 0.0,
+                "control": np.mean(controls) if controls else np.nan,
                 "rebuilding": effects(aim, real[0], real[-1])[0].item() if 0 in real else np.nan})
         table = pd.DataFrame(rows)[list(ROW)]
         films = {}
@@ -306,13 +311,16 @@ def headline(summary: pd.DataFrame) -> str:
     if not len(every):
         return "No replacement has an effect that is large enough."
     shares = {}
-    for name in ("occurs", "control"):
+    for name in every.index.intersection(["occurs", "control"]):
         mean, low, high = 100 * every.loc[name, ["mean", "low_95", "high_95"]].to_numpy(float)
         shares[name] = format_interval(mean, low, high, ".0f")
     few = int(every["levels"].iloc[0])
-    return (f"Of {int(every['counterfactuals'].iloc[0])} effects in {few} levels, "
-            f"{shares['occurs']} % occur in the game, and after random changes of the view, "
-            f"{shares['control']} %" + (" (too few levels to tell)." if few < FEW_LEVELS else "."))
+    text = (f"Of {int(every['counterfactuals'].iloc[0])} effects in {few} levels, "
+            f"{shares['occurs']} % occur in the game")
+    if "control" in shares:
+        text += (f", and after random changes of the view, {shares['control']} % of the "
+                 f"{int(every.loc['control', 'counterfactuals'])} with such a change")
+    return text + (" (too few levels to tell)." if few < FEW_LEVELS else ".")
 
 
 def report(table: pd.DataFrame, summary: pd.DataFrame) -> str:
@@ -331,7 +339,8 @@ def report(table: pd.DataFrame, summary: pd.DataFrame) -> str:
 
 def summarise(table: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Return shares of the counterfactuals with an effect, for each aim and all, with 95 %
-    intervals over levels."""
+    intervals over levels. Without a control filling, a counterfactual enters neither ``control``
+    nor ``difference``."""
     table = table[is_effect(table)]
     table = table.assign(
         size=table["effect"].abs(), difference=table["occurs"] - table["control"],
@@ -339,10 +348,13 @@ def summarise(table: pd.DataFrame, seed: int) -> pd.DataFrame:
     rows = []
     for aim, part in (*table.groupby("aim", sort=False), (ALL, table)):
         for name in QUANTITIES if len(part) else ():
-            values = part[name].to_numpy(float)
-            levels = part["level_seed"].to_numpy()
+            known = part.dropna(subset=[name]) if name in ("control", "difference") else part
+            if not len(known):
+                continue
+            values = known[name].to_numpy(float)
+            levels = known["level_seed"].to_numpy()
             low, high = ClusterBootstrap(levels, seed).interval(values[None])[:, 0]
-            rows.append((aim, name, len(part), len(set(levels)), values.mean(), low, high))
+            rows.append((aim, name, len(known), len(set(levels)), values.mean(), low, high))
     return pd.DataFrame(rows, columns=list(SUMMARY))
 
 

@@ -53,6 +53,7 @@ def test_an_object_is_replaced_and_the_rest_of_the_level_stays(recording, tmp_pa
     monkeypatch.setattr(replaced_objects, "level_states", remembered)
     assert replaced_objects.main(arguments(recording, tmp_path / "study")) == 0
     table = pd.read_csv(tmp_path / "study" / "replaced.csv")
+    assert table["control"].notna().any()
     assert len(played) == table["view"].nunique() >= 2
     assert (table["rebuilt"] == 1).all()
     for (worlds, built, found), (_, rows) in zip(played, table.groupby("view")):
@@ -101,6 +102,15 @@ def test_only_effects_that_are_large_enough_count_and_failures_do_not_occur():
         "Of 3 effects in 3 levels, 67 (")
     assert "too few" in replaced_objects.headline(found.reset_index())
     assert DEATH not in found.index.get_level_values("aim")
+    # Without a control filling, an effect says nothing about the difference.
+    missing = summarise(table.assign(control=[np.nan, 0.5, 0.5, 0.5, 0.5]), 0).set_index(
+        ["aim", "quantity"])
+    assert missing.loc[(VALUE, "occurs"), "counterfactuals"] == 2
+    assert missing.loc[(VALUE, "difference"), "counterfactuals"] == 1
+    assert missing.loc[(VALUE, "difference"), "mean"] == -0.5
+    none = summarise(table.assign(control=np.nan), 0)
+    assert "control" not in set(none["quantity"]) and "random" not in replaced_objects.headline(
+        none)
 
 
 def test_a_simulator_without_worlds_is_refused(recording, tmp_path, capsys, monkeypatch):
