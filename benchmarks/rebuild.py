@@ -4,8 +4,8 @@ r"""How much of a world is left after it is rebuilt in the real game?
         --data_dir <recording>/data
 
 For frames of a recording with level seeds: squares and objects of the game's own worlds that are
-right after the round trip; and, for worlds that the prior samples around the frames and for random
-starts, the similarity of the game's render to the imagined view.
+right after the round trip; and, for worlds that the prior samples around the frames, the similarity
+of the game's render to the imagined view.
 """
 
 from __future__ import annotations

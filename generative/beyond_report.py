@@ -24,6 +24,7 @@ UNITS = {DEATH: "probability", TURN: "direction, -2 to 2", VALUE: "return"}
 _SHARE = "{:.0%}"
 _FRAMES = 9  # simulated frames in a figure
 _SCALE = 4
+_FEW_VIEWS = 10
 _FRAMES_PER_SECOND = 4
 
 
@@ -37,7 +38,7 @@ def report(table: pd.DataFrame, summary: pd.DataFrame, settings: dict) -> str:
              f"plays {settings['num_steps']} actions in the simulator. A search for an aim "
              f"evaluates {settings['num_evaluations']} worlds, and so does its baseline, the best "
              "of random worlds. Effects are relative to the most plausible world, generated from "
-             "noise of zeros. Means with 95 % intervals over levels."]
+             "noise of zeros. Means with 95 % intervals over levels.", "", answer(found)]
     if settings["why_perhaps_trained_on"]:
         lines += ["", f"The simulator may have been trained on these levels: "
                       f"{settings['why_perhaps_trained_on']}."]
@@ -60,6 +61,14 @@ def report(table: pd.DataFrame, summary: pd.DataFrame, settings: dict) -> str:
                     _SHARE.format(row.occurs_at_random))
                    for row in found[found["is_effect"]].itertuples()]), ""]
     return "\n".join(lines)
+
+
+def answer(found: pd.DataFrame) -> str:
+    """Return the answer in a sentence, from the table of ``with_measures``."""
+    few = " (too few views to tell)" if found["view"].nunique() < _FEW_VIEWS else ""
+    return (f"In {int(found['is_effect'].sum())} of {len(found)} searches, the agent dies, turns or "
+            "changes its value enough to count; the search is better than the best of as many "
+            f"random worlds in {_SHARE.format(found['beats'].mean())} of them{few}.")
 
 
 def _headline(aim: str, rows: pd.DataFrame) -> str:
