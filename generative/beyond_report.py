@@ -66,8 +66,8 @@ def report(table: pd.DataFrame, summary: pd.DataFrame, settings: dict) -> str:
 def answer(found: pd.DataFrame) -> str:
     """Return the answer in a sentence, from the table of ``with_measures``."""
     few = " (too few views to tell)" if found["view"].nunique() < _FEW_VIEWS else ""
-    return (f"In {int(found['is_effect'].sum())} of {len(found)} searches, the agent dies, turns or "
-            "changes its value enough to count; the search is better than the best of as many "
+    return (f"In {int(found['is_effect'].sum())} of {len(found)} searches, the agent dies, turns "
+            "or changes its value enough to count; the search is better than the best of as many "
             f"random worlds in {_SHARE.format(found['beats'].mean())} of them{few}.")
 
 
