@@ -301,7 +301,7 @@ def test_the_report_says_whether_the_search_beats_random_worlds():
     assert "finds larger effects" in text.split("## The agent dies")[1].split("##")[0]
     assert "finds smaller effects" in text.split("## The agent turns")[1].split("##")[0]
     assert text.count("1 x to y") == 18
-    assert text.split("\n\n")[2].startswith("In 18 of 18 searches")  # shown by the pipeline's report
+    assert text.split("\n\n")[2].startswith("In 18 of 18 searches")  # for the pipeline
     assert "33% of them (too few views to tell)" in text.split("\n\n")[2]
 
 
