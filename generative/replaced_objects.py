@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from scipy import ndimage
 
 from agents.replay import level_states, recorded_game
@@ -31,11 +32,13 @@ from common.errors import UserError
 from common.files import versions
 from common.game_constants import FRAME_SIZE
 from common.options import command, option
+from common.palette import BLUE, DARK_GREY, DPI, VERMILION
 from common.progress import with_progress
 from common.results import Entry, File, ResultStore, Schema, Table, Text
 from common.tables import markdown_table
 from common.video import side_by_side, write_video
 from envs.level_state import LevelState
+from generative.beyond_report import UNITS
 from generative.beyond_results import LEAST, TITLES
 from generative.dataset import RolloutDataset
 from generative.filling import fill, filled_start
@@ -77,7 +80,8 @@ REPLACEMENTS = Schema(
            "film": Entry("films/view_{:0>5}.mp4", File())},
     results={"table": Entry("replaced.csv", Table(ROW)),
              "summary": Entry("summary.csv", Table(SUMMARY)),
-             "report": Entry("report.md", Text())},
+             "report": Entry("report.md", Text()),
+             "figure": Entry("effects.png", File())},
     informative=("versions", "agent_file", "model_file", "data_dir"))
 
 
@@ -295,6 +299,8 @@ def replace_objects(options: ReplacedOptions) -> pd.DataFrame:
     store.write("table", value=table)
     store.write("summary", value=summary)
     store.write("report", value=report(table, summary))
+    with store.file("figure") as path:
+        plot(table).savefig(path, dpi=DPI, format="png")
     store.finish()
     print(headline(summary))
     return summary
@@ -335,6 +341,23 @@ def report(table: pd.DataFrame, summary: pd.DataFrame) -> str:
             [(TITLES.get(row.aim, row.aim), QUANTITIES[row.quantity],
               format_interval(row.mean, row.low_95, row.high_95, ".2f"), str(row.counterfactuals),
               str(row.levels)) for row in summary.itertuples()]))]) + "\n"
+
+
+def plot(table: pd.DataFrame) -> Figure:
+    """Plot the effects in the game against those in the simulator, a panel for each aim."""
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    for axes, aim in zip(figure.subplots(1, len(AIMS)), AIMS):
+        part = table[table["aim"] == aim]
+        for rows, colour, label in (
+                (part[~is_effect(part)], DARK_GREY, "too small to count"),
+                (part[is_effect(part) & (part["occurs"] > 0)], BLUE, "occurs"),
+                (part[is_effect(part) & (part["occurs"] == 0)], VERMILION, "does not occur")):
+            axes.scatter(rows["effect"], rows["real"], s=14, color=colour, label=label)
+        axes.axline((0, 0), slope=1, color=DARK_GREY, linewidth=0.8)
+        axes.set(title=f"the agent {TITLES[aim]}", xlabel="in the simulator",
+                 ylabel=f"in the game ({UNITS[aim]})")
+    axes.legend(fontsize="small", loc="lower right")
+    return figure
 
 
 def summarise(table: pd.DataFrame, seed: int) -> pd.DataFrame:

@@ -380,9 +380,13 @@ def main(argv: list[str] | None = None) -> None:
         reason = why_not(picture, experiment, stages)
         if reason:
             lacking.append(f"{picture.name} ({reason})")
+            continue
+        try:
+            made = picture.make(Shown(args.output, args.component))
+        except UserError as error:  # samples of other commands may be missing
+            lacking.append(f"{picture.name} ({error})")
         else:
-            save(args.images_dir / picture.name, picture.make(Shown(args.output, args.component)),
-                 picture.browser)
+            save(args.images_dir / picture.name, made, picture.browser)
     if lacking:
         raise UserError(f"these images could not be created: {', '.join(lacking)}")
 
