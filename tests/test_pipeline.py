@@ -783,7 +783,8 @@ def test_pictures_show_what_the_pipeline_wrote(finished, tmp_path, capsys):
     expected = {picture.name for picture in pictures.PICTURES if not picture.browser}
     if chromium():
         expected |= {"panel.png", "attribution_page.png"}
-    assert {path.name for path in tmp_path.iterdir()} == expected - {"saliency_checks.png"}
+    assert {path.name for path in tmp_path.iterdir()} == expected - {
+        "saliency_checks.png", "imagined_worlds.gif"}
     (effects,) = finished.glob("analysis/interventions/effects.png")
     shown = np.asarray(Image.open(tmp_path / "interventions.png").convert("RGB")).astype(float)
     assert np.abs(shown - np.asarray(Image.open(effects).convert("RGB"))).mean() < 3
