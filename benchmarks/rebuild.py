@@ -29,12 +29,12 @@ from envs.procgen_env import StateView
 from envs.rebuild import keys_of
 from envs.wide_view import WorldView
 from generative.config import SimulatorConfig
-from generative.rebuilding import Rebuilder, picture
-from generative.rebuilt_play import aligned
+from generative.rebuilding import Rebuilder
 from generative.rendered_worlds import RenderedWorlds, world_of_images
 from generative.runs import open_simulator
 from generative.squares import World
 from generative.start_worlds import sampled_world, world_seeds
+from generative.world_contents import draw_worlds
 
 CPU = Compute(torch.device("cpu"), bfloat16=False)
 _NEAR = 0.2  # squares by which the place of an object may differ
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> None:
     game, num = recorded_game(folder), simulator.config.world_squares
     assert simulator.squares is not None and num is not None
     rebuilder, shown = Rebuilder(simulator, game), StateView(game)
-    size, init = simulator.squares.pixels_per_square, simulator.config.num_init_steps
+    init = simulator.config.num_init_steps
     rng = np.random.default_rng(0)
     right, total, found, objects, extra = 0, 0, 0, 0, 0
     similar: dict[str, list[float]] = {"recorded": [], "sampled": []}
@@ -103,11 +103,12 @@ def main(argv: list[str] | None = None) -> None:
             objects, extra = objects + len(before), extra + len(after)
             similar["recorded"].append(psnr(shown.draw(state), shown.draw(built)))
             try:
-                again = rebuilder.build(aligned(sampled, state, size), state).state
+                again = rebuilder.build(sampled, state).state
             except UserError:
                 refused += 1
                 continue
-            similar["sampled"].append(psnr(picture(simulator, sampled, 64)[0], shown.draw(again)))
+            imagined = draw_worlds(simulator.squares, sampled, 64)[0]
+            similar["sampled"].append(psnr(imagined, shown.draw(again)))
     print(f"{len(similar['recorded'])} frames: {100 * right / total:.2f} % of {total} squares and "
           f"{found} of {objects} objects are right ({extra} are built)")
     for name, values in similar.items():

@@ -106,7 +106,7 @@ def invisible(state: LevelState, kind: GameObject) -> LevelState:
     if kind.cells:
         raise UserError(f"{kind.name} of {state.game} consists of cells, which would lose their "
                         "effect if made invisible")
-    return _with_entities(state, _entities_of(state, kind, trails=True), {"alpha": 0.0})
+    return _with_entities(state, entities_of(state, kind, trails=True), {"alpha": 0.0})
 
 
 def undrawn(state: LevelState, kind: GameObject) -> LevelState:
@@ -120,7 +120,7 @@ def undrawn(state: LevelState, kind: GameObject) -> LevelState:
         >>> frame = StateView(EnvConfig("coinrun", "hard")).draw(undrawn(state, coin))
     """
     state = _without_cells(state, kind, None)
-    return _with_entities(state, _entities_of(state, kind, trails=True), {"alpha": 0.0})
+    return _with_entities(state, entities_of(state, kind, trails=True), {"alpha": 0.0})
 
 
 def removed(state: LevelState, kind: GameObject | str, within: float | None = None) -> LevelState:
@@ -151,10 +151,10 @@ def removed(state: LevelState, kind: GameObject | str, within: float | None = No
     far = {"x": _FAR_AWAY, "y": _FAR_AWAY}
     if within is None:
         state = _without_cells(state, kind, None)
-        return _with_entities(state, _entities_of(state, kind, trails=True), far)
+        return _with_entities(state, entities_of(state, kind, trails=True), far)
     player = state.player
     near = _reaches(state.entities, player["x"], player["y"], within)
-    rows = _owners_in(state, kind, _entities_of(state, kind) & near)
+    rows = _owners_in(state, kind, entities_of(state, kind) & near)
     cells = _cells_reach(state, player["x"], player["y"], within)
     return _with_entities(_without_cells(state, kind, cells), rows, far)
 
@@ -170,7 +170,7 @@ def in_view(state: LevelState, kind: GameObject) -> bool:
         >>> assert in_view(state, player)
     """
     view = _view(state)
-    seen = _entities_of(state, kind, trails=True) & _reaches(state.entities, *view)
+    seen = entities_of(state, kind, trails=True) & _reaches(state.entities, *view)
     cells = np.isin(state.grid, kind.cells) & _cells_reach(state, *view)
     return bool(seen.any() or cells.any())
 
@@ -184,7 +184,7 @@ def places_in_view(state: LevelState, kind: GameObject) -> np.ndarray:
         Centres x and y in cells, float (objects, 2).
     """
     view = _view(state)
-    seen = state.entities[_entities_of(state, kind) & _reaches(state.entities, *view)]
+    seen = state.entities[entities_of(state, kind) & _reaches(state.entities, *view)]
     rows, columns = np.nonzero(np.isin(state.grid, kind.cells) & _cells_reach(state, *view))
     return np.concatenate([np.stack([seen["x"], seen["y"]], axis=1),
                            np.stack([columns, rows], axis=1) + 0.5])
@@ -248,7 +248,7 @@ def single_objects(state: LevelState, kind: GameObject) -> list[SingleObject]:
     """
     view, none = _view(state), np.zeros(state.grid.shape, bool)
     ranked = np.flatnonzero(np.isin(state.entities["type"], kind.entity_types))
-    seen = _entities_of(state, kind) & _reaches(state.entities, *view)
+    seen = entities_of(state, kind) & _reaches(state.entities, *view)
     groups, number = ndimage.label(np.isin(state.grid, kind.cells))
     cells_in_view = _cells_reach(state, *view)
     return [*(SingleObject(kind, rank, len(ranked), none) for rank in np.flatnonzero(seen[ranked])),
@@ -261,7 +261,7 @@ def moving_objects(state: LevelState) -> list[MovingObject]:
     return [MovingObject(kind.name, float(entity["x"]), float(entity["y"]), float(entity["vx"]),
                          float(entity["vy"]), int(entity["image_type"]), int(entity["image_theme"]))
             for kind in objects_of(state.game) if not (kind.is_static or kind.is_player)
-            for entity in state.entities[_entities_of(state, kind)]]
+            for entity in state.entities[entities_of(state, kind)]]
 
 
 @functools.cache
@@ -281,7 +281,7 @@ def moving_rows(state: LevelState) -> np.ndarray:
     rows = state.entities["type"] == _PLAYER
     for kind in objects_of(state.game):
         if not kind.is_static:
-            rows = rows | _entities_of(state, kind, trails=True)
+            rows = rows | entities_of(state, kind, trails=True)
     return rows
 
 
@@ -301,7 +301,7 @@ def _view(state: LevelState) -> tuple[float, float, float]:
     return state.drawing["center_x"], state.drawing["center_y"], state.world["view_dim"] / 2
 
 
-def _entities_of(state: LevelState, kind: GameObject, trails: bool = False) -> np.ndarray:
+def entities_of(state: LevelState, kind: GameObject, trails: bool = False) -> np.ndarray:
     """Return a mask of the entities of a kind, bool (entities,), optionally with their trails."""
     chosen = np.isin(state.entities["type"], kind.entity_types)
     if kind.moving is not None:

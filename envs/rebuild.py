@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from common.game_constants import CAMERA_FOLLOWS
+from envs.coin import EMPTY
 from envs.level_state import LevelState
-from envs.objects import moving_rows, objects_of, with_player_moved
+from envs.objects import RIGHT, entities_of, moving_rows, objects_of, with_player_moved
 from envs.procgen_env import EnvConfig, first_states
 from envs.squares import cells_of, images_of, square_keys, squares_around
 
 _BARRIER = {"coinrun": 19}  # invisible cell in which walking objects turn
-_EMPTY = 100
-_STEPS = 3.7  # squares between the places from which a level is drawn, so that phases vary
+_SPACING = 18.5  # squares between the places from which a level is drawn; phases vary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +68,8 @@ class Parts:
                 statics.setdefault(int(entity["image_type"]), entity)
             for kind in objects_of(state.game):
                 if not (kind.is_static or kind.is_player):
-                    for entity in state.entities[np.isin(state.entities["type"],
-                                                         kind.entity_types)]:
-                        if kind.moving is None or (entity["vx"] > 0) == (kind.moving == "right"):
-                            movers.setdefault(kind.name, entity)
+                    for entity in state.entities[entities_of(state, kind)]:
+                        movers.setdefault(kind.name, entity)
         return cls(states, statics, movers)
 
 
@@ -85,7 +83,7 @@ def viewpoints(state: LevelState) -> Iterator[LevelState]:
     x, y = float(state.player["x"]), float(state.player["y"])
     used = np.flatnonzero((state.grid != state.grid[:, -1:]).any(axis=0))
     last = used.max() if used.size else width
-    for number, column in enumerate(np.arange(6, last + 7, 5 * _STEPS)):
+    for number, column in enumerate(np.arange(6, last + 7, _SPACING)):
         yield with_player_moved(state, column - x, 6.3 + 0.29 * number - y)
 
 
@@ -120,7 +118,9 @@ def rebuild(state: LevelState, parts: Parts, keys: np.ndarray, objects: Sequence
     outside = int(state.world["out_of_bounds_object"])
     grid = np.full_like(state.grid, outside) if follows else state.grid.copy()
     grid[bottom:bottom + num, left:left + num] = cells_of(keys)[::-1]
-    player = state.entities[state.entities["type"] == state.player["type"]][-1:].copy()
+    solid = np.isin(grid, [cell for kind in objects_of(state.game) if kind.name == "wall"
+                           for cell in kind.cells])
+    player = np.array([state.player])
     player["x"] += right
     player["y"] += up
     entities = [player]
@@ -132,7 +132,7 @@ def rebuild(state: LevelState, parts: Parts, keys: np.ndarray, objects: Sequence
     for thing in objects:
         named = [kind for kind in objects_of(state.game) if kind.name in thing.kinds]
         fitting = [kind.name for kind in named if kind.name in parts.movers
-                   and (kind.moving is None or (kind.moving == "right") == (thing.vx > 0))]
+                   and (kind.moving is None or (kind.moving == RIGHT) == (thing.vx > 0))]
         fitting += [kind.name for kind in named if kind.name in parts.movers]
         if not fitting:
             left_out += 1
@@ -142,7 +142,8 @@ def rebuild(state: LevelState, parts: Parts, keys: np.ndarray, objects: Sequence
         entity["vx"] = thing.vx
         if thing.vx:
             entity["is_reflected"] = thing.vx > 0
-            _add_barriers(grid, state.game, level, int(np.floor(left + thing.x)))
+            if state.game in _BARRIER:
+                _add_barriers(grid, solid, level, int(left + thing.x), _BARRIER[state.game])
         entities.append(entity)
     drawing, tail = state.drawing.copy(), np.frombuffer(state.tail, "<i4").copy()
     drawing["center_x"] += right
@@ -163,19 +164,21 @@ def _placed(entity: np.void, x: float, level: int, theme: int) -> np.ndarray:
     return copy
 
 
-def _add_barriers(grid: np.ndarray, game: str, level: int, column: int) -> None:
-    """Put barriers where the ground under a walking object ends, before the next wall."""
-    barrier = _BARRIER.get(game)
-    if barrier is None or not 0 < level < len(grid):
-        return
-    solid = np.isin(grid, [cell for kind in objects_of(game) if kind.name == "wall"
-                           for cell in kind.cells])
+def _add_barriers(grid: np.ndarray, solid: np.ndarray, level: int, column: int, barrier: int
+                  ) -> None:
+    """Put barriers into a grid (h, w) where the ground under a walking object ends, before the next
+    wall.
+
+    Args:
+        solid: whether each square of the grid is a wall, bool (h, w).
+        level, column: square of the object.
+    """
+    ground = ~solid[level] & solid[level - 1]
     for step in (-1, 1):
         at = column
-        while 0 <= at < grid.shape[1] and not solid[level, at] and solid[level - 1, at]:
+        while 0 <= at < len(ground) and ground[at]:
             at += step
-        if 0 <= at < grid.shape[1] and at != column and not solid[level, at] and (
-                grid[level, at] == _EMPTY):
+        if 0 <= at < len(ground) and at != column and grid[level, at] == EMPTY:
             grid[level, at] = barrier
 
 

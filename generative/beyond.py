@@ -22,8 +22,6 @@ import torch
 from torch import Tensor
 
 from common.cli import count, whole
-from common.errors import UserError
-from common.files import versions
 from common.options import command, option
 from common.progress import with_progress
 from common.results import ResultStore
@@ -38,19 +36,15 @@ from generative.beyond_results import (
     stored_worlds,
     summarise,
 )
-from generative.dataset import RolloutDataset
-from generative.flags import SimulatorOptions
-from generative.recorded_views import choose_views
-from generative.runs import leakage_reason
+from generative.recorded_views import ViewOptions
 from generative.squares import SquareImages, World
-from generative.start_worlds import check_prior, world_seeds
+from generative.start_worlds import world_seeds
 from generative.surroundings import (
     AIMS,
     OCCURS,
     Candidates,
     Rollouts,
     View,
-    as_probabilities,
     effects,
     evolve,
     has_turned,
@@ -59,75 +53,47 @@ from generative.surroundings import (
     smallest_change,
     strength,
 )
-from generative.world_contents import name_classes, recorded_worlds
 
 NUM_CONTROLS = 3  # random worlds of about equal plausibility, per counterfactual
 _BEYOND, _RANDOM, _REDRAWN, _SEARCH = 11, 12, 13, 14  # random streams; parts of seeds
 
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BeyondOptions(SimulatorOptions):
+class BeyondOptions(ViewOptions):
     """Search for what must lie beyond a recorded view for the agent to act differently."""
 
-    num_views: int = option(34, "recorded views, each of another episode", type=count)
     num_evaluations: int = option(
         256, "worlds that a search evaluates for an aim, and random worlds it is compared with",
         type=whole(8, 100_000))
-    num_steps: int = option(16, "actions within which the effect must occur", type=whole(4, 64))
     num_redrawn: int = option(8, "times that all squares outside the change are generated anew",
                               type=count)
-    unseen: bool = option(False, "state that the simulator was not trained on these levels, if "
-                                 "this is unknown")
     output_dir: Path = option(Path("beyond"), "folder to write to")
-    overwrite: bool = option(False, "delete the previous contents of the folder")
-
-
-
-
 
 
 def search_beyond(options: BeyondOptions) -> pd.DataFrame:
     """Search beyond all views, or resume the search, and return the table of counterfactuals.
 
     Raises:
-        UserError: if simulator, agent and recording do not fit together.
+        UserError: see ``ViewOptions.open_views``.
     """
-    simulator, compute = options.open_simulator(), options.compute
-    squares = simulator.squares
-    if squares is None:
-        raise UserError("this simulator has no worlds, so nothing lies beyond its views")
-    check_prior(simulator)
-    dataset = RolloutDataset(Path(options.parameters.common.data_dir),
-                             simulator.config.num_init_steps, options.num_steps)
-    dataset.check_agent(options.agent_file, simulator.agent.policy)
-    views = choose_views(dataset, options.num_views, options.seed)
-    numbers = np.flatnonzero(np.isin(dataset.episodes_of(np.arange(len(dataset))),
-                                     [view.episode for view in views]))
-    doubt = leakage_reason(options.model_file, dataset, numbers, assured=options.unseen)
+    views = options.open_views()
+    squares = views.simulator.squares
+    assert squares is not None
     store = ResultStore(options.output_dir, BEYOND)
-    store.open({
-        **options.origin, "data_dir": options.parameters.common.data_dir,
-        "recording_sha256": dataset.folder.sha256(options.check_contents),
-        "why_perhaps_trained_on": doubt, "views": [dataclasses.asdict(view) for view in views],
-        "num_evaluations": options.num_evaluations, "num_steps": options.num_steps,
-        "num_redrawn": options.num_redrawn, "batch_size": options.batch_size,
-        "seed": options.seed, "precision": compute.precision, "versions": versions()},
-        options.overwrite)
+    store.open({**views.settings, "num_evaluations": options.num_evaluations,
+                "num_redrawn": options.num_redrawn}, options.overwrite)
     classes = store.compute("classes", function=lambda: {
-        name: found.tolist() for name, found in name_classes(
-            dataset, recorded_worlds(simulator, dataset, numbers), squares).items()})
+        name: found.tolist() for name, found in views.classes().items()})
     tables = []
-    for number, place in enumerate(with_progress(iter(views), len(views), "view")):
-        (seed,) = world_seeds([(options.seed, _BEYOND, number)]).tolist()
-        view = View.recorded(simulator, compute, dataset.folder, place, seed, options.num_steps,
-                             options.batch_size)
+    for number in with_progress(range(len(views.places)), len(views.places), "view"):
+        view = views.view(number, _BEYOND)
         if not store.has("counterfactuals", number):
-            level = int(dataset.folder.steps(place.episode)["level_seed"].iloc[0])
             table, worlds, rollouts = counterfactuals(view, options, number)
             table["kinds"] = [_named(squares, classes, pairs) for pairs in table["kinds"]]
             store.write("worlds", number, value=worlds)
             store.write("rollouts", number, value=rollouts)
             store.write("counterfactuals", number, value=table.assign(
-                view=number, level_seed=level, **dataclasses.asdict(place))[list(COUNTERFACTUAL)])
+                **views.origin(number))[list(COUNTERFACTUAL)])
         tables.append(store.read("counterfactuals", number))
         if not (store.has("film", number) and store.has("picture", number)):
             stored, kinds, _ = stored_worlds(store, number)
@@ -142,7 +108,7 @@ def search_beyond(options: BeyondOptions) -> pd.DataFrame:
     store.write("summary", value=summary)
     store.write("report", value=report(table, summary, store.settings()))
     store.finish()
-    print(f"wrote {len(table)} counterfactuals of {len(views)} views to {store.path}; read "
+    print(f"wrote {len(table)} counterfactuals of {len(views.places)} views to {store.path}; read "
           f"{store.file_of('report').name} first")
     return table
 
@@ -206,7 +172,7 @@ def counterfactuals(view: View, options: BeyondOptions, number: int
             "occurs_at_random": _occurs(aim, effect, at_random, base).mean()})
         worlds += [changed, searched, random[near]]
         kinds += [(CHANGED, aim), (SEARCHED, aim), *[(CONTROL, aim)] * len(near)]
-    probable = as_probabilities(joined(worlds), view.world.squares.shape[-1])
+    probable = joined(worlds).as_probabilities(view.world.squares.shape[-1])
     arrays = {name: getattr(probable, field).cpu().numpy() for name, field in (
         ("world", "squares"), *((f"world_{field}", field) for field in (
             "corner", "places", "velocities", "looks", "clock", "seeds")))}

@@ -18,6 +18,7 @@ from common.video import enlarge, mark_action, mark_terminal, side_by_side, writ
 from generative.beyond_results import LEAST, QUANTITIES, TITLES, with_measures
 from generative.squares import World
 from generative.surroundings import AIMS, DEATH, TURN, VALUE, View
+from generative.world_contents import draw_worlds
 from stats.report import format_interval
 
 UNITS = {DEATH: "probability", TURN: "direction, -2 to 2", VALUE: "return"}
@@ -91,14 +92,6 @@ def _headline(aim: str, rows: pd.DataFrame) -> str:
             f"{interval('occurs_at_random')} of random ones.")
 
 
-def _wide(view: View, worlds: World) -> np.ndarray:
-    """Draw the surroundings at the start, uint8 (B, 3 · 64, 3 · 64, 3)."""
-    squares = view.simulator.squares
-    assert squares is not None
-    image = squares.view(squares.paint(worlds), torch.zeros_like(worlds.corner), WORLD_SIZE)
-    return (255 * image.clamp(0, 1)).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-
-
 @torch.no_grad()
 def draw_view(path: Path, view: View, worlds: World, table: pd.DataFrame) -> None:
     """Draw the most plausible world and those of the aims, and the simulated frames in them.
@@ -115,7 +108,9 @@ def draw_view(path: Path, view: View, worlds: World, table: pd.DataFrame) -> Non
     above, below = figure.subfigures(2, 1, height_ratios=(3.6, 1.5 * rows))
     panels = above.subplots(1, rows)
     effects = {"": "", **{row.aim: f" ({row.effect:+.2f})" for row in table.itertuples()}}
-    for axes, image, aim, changed in zip(panels, _wide(view, worlds), ("", *AIMS), different):
+    assert view.simulator.squares is not None
+    images = draw_worlds(view.simulator.squares, worlds, WORLD_SIZE)
+    for axes, image, aim, changed in zip(panels, images, ("", *AIMS), different):
         axes.imshow(image)
         axes.set_title(TITLES[aim] + effects[aim], fontsize=11)
         _outline(axes, view, changed)
@@ -133,7 +128,7 @@ def draw_view(path: Path, view: View, worlds: World, table: pd.DataFrame) -> Non
 
 
 def _outline(axes: Axes, view: View, changed: np.ndarray) -> None:
-    """Outline the view and the changed squares, bool (n, n), in an image of ``_wide``."""
+    """Outline the view and the changed squares, bool (n, n), in an image of ``draw_worlds``."""
     axes.add_patch(Rectangle((FRAME_SIZE - 0.5, FRAME_SIZE - 0.5), FRAME_SIZE, FRAME_SIZE,
                              fill=False, edgecolor=YELLOW, linewidth=1.2))
     size, (right, down) = view.pixels_per_square, view.world.corner[0].tolist()

@@ -43,7 +43,7 @@ from generative.beyond_results import (
 from generative.config import SimulatorConfig
 from generative.dataset import WindowPlace
 from generative.rebuilding import Rebuilder
-from generative.rebuilt_play import aligned, effect_at, occurs, play, without_touching
+from generative.rebuilt_play import effect_at, occurs, play
 from generative.runs import open_simulator
 from generative.squares import World
 from generative.surroundings import View, effects
@@ -77,12 +77,6 @@ class VerifyBeyondOptions(ComputeOptions):
     seed: int = option(0, "seed of the bootstrap", type=seed)
     output_dir: Path = option(Path("beyond_verification"), "folder to write to")
     overwrite: bool = option(False, "delete the previous contents of the folder")
-
-
-
-
-
-
 
 
 def verify(options: VerifyBeyondOptions) -> pd.DataFrame:
@@ -121,7 +115,11 @@ def verify(options: VerifyBeyondOptions) -> pd.DataFrame:
                     write_video(path, side_by_side(films, _SCALE), _FRAMES_PER_SECOND)
             store.write("view", number, value=table[list(VERIFIED)])
         tables.append(store.read("view", number))
-    table = pd.concat([part for part in tables if len(part)], ignore_index=True)
+    tables = [part for part in tables if len(part)]
+    if not tables:
+        raise UserError(f"no effect in {options.beyond_dir} is large enough to be verified; search "
+                        "beyond more views")
+    table = pd.concat(tables, ignore_index=True)
     summary = summarise(table, options.seed)
     store.write("table", value=table)
     store.write("summary", value=summary)
@@ -133,10 +131,6 @@ def verify(options: VerifyBeyondOptions) -> pd.DataFrame:
     return summary
 
 
-
-
-
-
 def verified(view: View, rebuilder: Rebuilder, game: EnvConfig, state: LevelState,
              rows: pd.DataFrame, stored: tuple[World, np.ndarray, np.ndarray], as_read: bool
              ) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
@@ -146,7 +140,7 @@ def verified(view: View, rebuilder: Rebuilder, game: EnvConfig, state: LevelStat
         state: level state that the view shows.
         rows: counterfactuals of the view, from ``with_measures``.
         stored: see ``stored_worlds``.
-        as_read: keep objects that touch the player, see ``without_touching``.
+        as_read: also build objects that touch the player.
 
     Returns:
         The table; and films, uint8 (T, rows, H, W, C), by title. They are black where a world
@@ -158,10 +152,7 @@ def verified(view: View, rebuilder: Rebuilder, game: EnvConfig, state: LevelStat
     states = {}
     for number in used.tolist():
         with contextlib.suppress(UserError):
-            world = aligned(worlds[[number]], state, view.pixels_per_square)
-            if not as_read:
-                world = without_touching(view, world, state)
-            states[number] = rebuilder.build(world, state).state
+            states[number] = rebuilder.build(worlds[[number]], state, as_read).state
     place = {number: slot for slot, number in enumerate(states)}  # of a world among the played
     hidden = view.start.agent_hidden[0].cpu().numpy()
     played, frames = play(view.simulator.agent, view.compute, game,

@@ -26,7 +26,7 @@ from generative.networks import LatentSampler, on_unit_sphere
 from generative.prior import camera_globals
 from generative.simulator import Simulator, Start
 from generative.spatial import SpatialEncoder, SpatialStart, split_state
-from generative.squares import World
+from generative.squares import SquareImages, World
 from generative.start_worlds import check_prior
 
 _MODE = LatentSampler("mode")
@@ -56,15 +56,22 @@ def fill(simulator: Simulator, images: Tensor, vectors: Tensor, world: World, ho
     Raises:
         UserError: if the simulator has no worlds, or its prior is not trained.
     """
-    check_worlds(simulator)
-    world = as_probabilities(simulator, world)
+    filled = generate(simulator, vectors, world, hole, seeds)
+    world = world.as_probabilities(filled.squares.shape[-1])
+    return repaint(simulator, images, vectors, world, hole, filled), filled
+
+
+@torch.no_grad()
+def generate(simulator: Simulator, vectors: Tensor, world: World, hole: Tensor, seeds: Tensor
+             ) -> World:
+    """Generate the squares of holes anew, in the world alone; see ``fill``."""
+    world = world.as_probabilities(len(check_worlds(simulator).templates))
     start = filled_start(simulator, vectors, world)
     camera = camera_globals(split_state(start.env_h, simulator.config).camera)
     sampled = simulator.prior.completed(dataclasses.replace(world, seeds=seeds), ~hole, camera)
     certain = functional.one_hot(sampled.squares.argmax(dim=-1), sampled.squares.shape[-1])
-    filled = dataclasses.replace(sampled, seeds=world.seeds, squares=torch.where(
+    return dataclasses.replace(sampled, seeds=world.seeds, squares=torch.where(
         hole[..., None], certain.to(world.squares), world.squares))
-    return repaint(simulator, images, vectors, world, hole, filled), filled
 
 
 @torch.no_grad()
@@ -72,10 +79,9 @@ def empty(simulator: Simulator, images: Tensor, vectors: Tensor, world: World, h
           ) -> tuple[Tensor, World]:
     """Empty holes instead of filling them; see ``fill``. Empty squares are black if the game has no
     backgrounds."""
-    check_worlds(simulator)
-    assert simulator.squares is not None
-    world = as_probabilities(simulator, world)
-    nothing = functional.one_hot(torch.tensor(simulator.squares.empty_class, device=hole.device),
+    squares = check_worlds(simulator)
+    world = world.as_probabilities(len(squares.templates))
+    nothing = functional.one_hot(torch.tensor(squares.empty_class, device=hole.device),
                                  world.squares.shape[-1]).to(world.squares)
     emptied = dataclasses.replace(world, squares=torch.where(hole[..., None], nothing,
                                                              world.squares))
@@ -95,20 +101,16 @@ def repaint(simulator: Simulator, images: Tensor, vectors: Tensor, world: World,
                       touched_cells(simulator, world, hole))
 
 
-def as_probabilities(simulator: Simulator, world: World) -> World:
-    """Return worlds with class probabilities instead of certain classes."""
-    if world.squares.ndim == 4:
-        return world
-    assert simulator.squares is not None
-    return dataclasses.replace(world, squares=functional.one_hot(
-        world.squares, len(simulator.squares.templates)).to(world.corner))
+def check_worlds(simulator: Simulator) -> SquareImages:
+    """Return the images of the squares of a simulator that can fill holes.
 
-
-def check_worlds(simulator: Simulator) -> None:
-    """Raise UserError if a simulator cannot fill holes."""
+    Raises:
+        UserError: if the simulator has no worlds, or its prior is not trained.
+    """
     if simulator.squares is None:
         raise UserError("this simulator has no worlds, so it cannot fill holes in them")
     check_prior(simulator)
+    return simulator.squares
 
 
 def filled_start(simulator: Simulator, vectors: Tensor, world: World,

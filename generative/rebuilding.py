@@ -12,10 +12,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from common.errors import UserError
-from common.game_constants import square_size
+from common.game_constants import CAMERA_FOLLOWS, FRAME_SIZE, square_size
 from envs.level_state import LevelState
 from envs.objects import object_groups
 from envs.procgen_env import EnvConfig
@@ -28,6 +27,7 @@ from generative.world_contents import certain_classes
 
 LEVELS = tuple(range(500, 560))  # levels whose parts are used
 ALIKE = 20.0  # root mean squared difference, of 255, up to which a class is recognised
+TOUCHES = 0.9  # squares between centres up to which an object touches the player
 FEWEST = 0.9  # share of the squares of a world that must be recognised
 
 
@@ -65,7 +65,7 @@ class Rebuilder:
         if size is None or abs(size - squares.pixels_per_square) > 1e-3:
             raise UserError(f"the simulator's squares have {squares.pixels_per_square:.2f} pixels, "
                             f"unlike those of {config.env_name}, {config.distribution_mode}")
-        self._squares, self._num = squares, num
+        self._squares = squares
         self.parts, self._groups = Parts.of(config, levels), object_groups(config.env_name)
         fit = TemplateFit(size, num)
         with contextlib.closing(WorldView(config)) as view:
@@ -75,10 +75,6 @@ class Rebuilder:
                             else (float(seen.player["x"]), float(seen.player["y"])))
                     fit.add(number, view.draw(seen), keys_of(seen, num), x, y)
         self._keys, self.differences = fit.nearest_keys(squares)
-
-    def keys(self, world: World) -> np.ndarray:
-        """Return the keys of the squares of one world (1 row), see ``envs.squares``, (n, n)."""
-        return self._keys[certain_classes(world)[0]]
 
     def objects(self, world: World) -> list[WorldObject]:
         """Return the moving and animated objects of one world (1 row) that are more likely there
@@ -97,30 +93,45 @@ class Rebuilder:
                 float(states.velocities[0, row]), int(states.looks[0, row] - first[group])))
         return found
 
-    def build(self, world: World, state: LevelState) -> Rebuilt:
+    def build(self, world: World, state: LevelState, touching: bool = False) -> Rebuilt:
         """Build one world (1 row) into a level.
 
         Args:
-            state: level with the player in the middle square of the world, for example the recorded
-                one; its clock should be that of the world.
+            state: level that the middle of the world's view shows, for example the recorded one;
+                its clock should be that of the world.
+            touching: also build objects that touch the player at the start. The simulator reads
+                some players as an enemy, which would kill the agent at once.
 
         Raises:
             UserError: if too few squares look like squares of the game.
         """
+        world = self._aligned(world, state)
         classes = certain_classes(world)[0]
         static = classes < len(self._squares.templates) - len(self._squares.looks)
         recognised = float((self.differences[classes[static]] <= ALIKE).mean())
         if recognised < FEWEST:
             raise UserError(f"only {100 * recognised:.0f} % of the squares of this world look like "
                             f"squares of {state.game}, so it cannot be rebuilt")
-        built, left_out = rebuild(state, self.parts, self.keys(world), self.objects(world))
+        objects = self.objects(world)
+        if not touching:
+            middle = classes.shape[0] // 2
+            x, y = middle + float(state.player["x"]) % 1, middle + float(-state.player["y"]) % 1
+            objects = [thing for thing in objects
+                       if max(abs(thing.x - x), abs(thing.row + 0.5 - y)) >= TOUCHES]
+        built, left_out = rebuild(state, self.parts, self._keys[classes], objects)
         return Rebuilt(built, recognised, left_out)
 
-
-def picture(simulator: Simulator, world: World, size: int) -> np.ndarray:
-    """Draw worlds around the view at their start, with their objects, uint8 (B, S, S, 3)."""
-    assert simulator.squares is not None
-    with torch.no_grad():
-        images = simulator.squares.view(simulator.squares.paint(world),
-                                        world.corner.new_zeros(len(world.corner), 2), size)
-    return (255 * images.clamp(0, 1)).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+    def _aligned(self, world: World, state: LevelState) -> World:
+        """Shift a world (1 row) by a whole square where the simulator believes that the player is
+        on the other side of a border between squares, so that its middle square contains the
+        player."""
+        if state.game not in CAMERA_FOLLOWS:
+            return world
+        believed = (FRAME_SIZE / 2 - world.corner[0].cpu().numpy()
+                    ) / self._squares.pixels_per_square - world.squares.shape[1] // 2
+        true = np.array([state.player["x"], -state.player["y"]], float)  # to the right and down
+        error = (believed - true + 0.5) % 1 - 0.5
+        shift = (np.floor(true + error) - np.floor(true)).astype(int)
+        return dataclasses.replace(world, **{
+            name: getattr(world, name).roll((shift[1], shift[0]), dims=(1, 2))
+            for name in ("squares", "places", "velocities", "looks")})

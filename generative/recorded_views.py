@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
+from agents.replay import recorded_game
+from common.cli import count, whole
 from common.errors import UserError
+from common.files import versions
+from common.options import option
+from envs.procgen_env import EnvConfig
 from generative.dataset import RolloutDataset, WindowPlace
 from generative.dream_life import TIME_LIMIT
+from generative.flags import SimulatorOptions
+from generative.runs import leakage_reason
+from generative.simulator import Simulator
+from generative.start_worlds import check_prior, world_seeds
+from generative.surroundings import View
+from generative.world_contents import name_classes, recorded_worlds
 
 NEAR_END = range(4, 17)  # actions between a view and the recorded end, in one half of the views
 _STREAM = 11  # random stream; part of the seed
@@ -61,3 +73,86 @@ def choose_views(dataset: RolloutDataset, number: int, seed: int) -> list[Record
                             "lower --num_views or record more episodes")
         views.append(queue.pop(0)[0 if near and queue is not others else 1])
     return views
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedViews:
+    """Recorded frames, and the simulator that plays on from them.
+
+    Attributes:
+        places: the frames.
+        windows: numbers of the windows of their episodes.
+        options: the options with which they were opened.
+    """
+
+    simulator: Simulator
+    dataset: RolloutDataset
+    places: list[RecordedView]
+    windows: np.ndarray
+    options: ViewOptions
+
+    @property
+    def game(self) -> EnvConfig:
+        return recorded_game(self.dataset.folder)
+
+    @property
+    def settings(self) -> dict:
+        """Settings of a study of these views."""
+        options = self.options
+        return {
+            **options.origin, "data_dir": options.parameters.common.data_dir,
+            "recording_sha256": self.dataset.folder.sha256(options.check_contents),
+            "why_perhaps_trained_on": leakage_reason(
+                options.model_file, self.dataset, self.windows, assured=options.unseen),
+            "views": [dataclasses.asdict(place) for place in self.places],
+            "num_steps": options.num_steps, "batch_size": options.batch_size,
+            "seed": options.seed, "precision": options.compute.precision, "versions": versions()}
+
+    def classes(self) -> dict[str, np.ndarray]:
+        """Return the numbers of the classes of each kind of object."""
+        assert self.simulator.squares is not None
+        return name_classes(self.dataset, recorded_worlds(
+            self.simulator, self.dataset, self.windows), self.simulator.squares)
+
+    def view(self, number: int, stream: int) -> View:
+        """Open a view; what lies beyond its worlds is drawn from a random stream."""
+        options = self.options
+        (seed,) = world_seeds([(options.seed, stream, number)]).tolist()
+        return View.recorded(self.simulator, options.compute, self.dataset.folder,
+                             self.places[number], seed, options.num_steps, options.batch_size)
+
+    def origin(self, number: int) -> dict:
+        """Return the columns of a table of results that tell where a view comes from."""
+        place = self.places[number]
+        level = int(self.dataset.folder.steps(place.episode)["level_seed"].iloc[0])
+        return {"view": number, "level_seed": level, **dataclasses.asdict(place)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ViewOptions(SimulatorOptions):
+    """Options of a study that begins in recorded views."""
+
+    num_views: int = option(34, "recorded views, each of another episode", type=count)
+    num_steps: int = option(16, "actions within which the effect must occur", type=whole(4, 64))
+    unseen: bool = option(False, "state that the simulator was not trained on these levels, if "
+                                 "this is unknown")
+    overwrite: bool = option(False, "delete the previous contents of the folder")
+
+    def open_views(self) -> RecordedViews:
+        """Choose the views.
+
+        Raises:
+            UserError: if simulator, agent and recording do not fit together.
+        """
+        simulator = self.open_simulator()
+        if simulator.squares is None:
+            raise UserError("this simulator has no worlds, so nothing lies beyond its views, and "
+                            "nothing in them can be replaced")
+        check_prior(simulator)
+        dataset = RolloutDataset(Path(self.parameters.common.data_dir),
+                                 simulator.config.num_init_steps, self.num_steps)
+        dataset.check_agent(self.agent_file, simulator.agent.policy)
+        places = choose_views(dataset, self.num_views, self.seed)
+        episodes = [place.episode for place in places]
+        windows = np.flatnonzero(np.isin(dataset.episodes_of(np.arange(len(dataset))), episodes))
+        return RecordedViews(simulator, dataset, places, windows, self)

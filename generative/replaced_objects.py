@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +24,12 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from scipy import ndimage
+from torch import Tensor
 
-from agents.replay import level_states, recorded_game
-from common.cli import count, whole
+from agents.replay import level_states
 from common.errors import UserError
-from common.files import versions
 from common.game_constants import FRAME_SIZE
-from common.options import command, option
+from common.options import command, option, redefine
 from common.palette import BLUE, DARK_GREY, DPI, VERMILION
 from common.progress import with_progress
 from common.results import Entry, File, ResultStore, Schema, Table, Text
@@ -40,17 +38,14 @@ from common.video import side_by_side, write_video
 from envs.level_state import LevelState
 from generative.beyond_report import UNITS
 from generative.beyond_results import LEAST, TITLES
-from generative.dataset import RolloutDataset
-from generative.filling import fill, filled_start
-from generative.flags import SimulatorOptions
+from generative.filling import filled_start, generate, repaint
 from generative.rebuilding import Rebuilder
-from generative.rebuilt_play import aligned, occurs, play, without_touching
-from generative.recorded_views import RecordedView, choose_views
-from generative.runs import leakage_reason
+from generative.rebuilt_play import occurs, play
+from generative.recorded_views import RecordedViews, ViewOptions
 from generative.squares import World
-from generative.start_worlds import check_prior, world_seeds
-from generative.surroundings import AIMS, Rollouts, View, certain, effects
-from generative.world_contents import name_classes, recorded_worlds
+from generative.start_worlds import world_seeds
+from generative.surroundings import AIMS, TURN, VALUE, Rollouts, View, certain, effects
+from stats.association import rank_correlation
 from stats.bootstrap import ClusterBootstrap
 from stats.report import format_interval
 
@@ -58,19 +53,23 @@ REPLACED = ("coin", "saw", "enemy_left", "enemy_right", "lava", "box")  # kinds 
 NUM_CONTROLS = 2
 FEW_LEVELS = 10
 ALL = "all"
-QUANTITIES = {
+SHARES = {
     "size": "size of the effect in the simulator", "rebuilt": "both worlds are rebuilt",
     "occurs": "the effect occurs in the game",
     "control": "it occurs after a random change of the view", "difference": "occurs minus control",
     "by_rebuilding": "it occurs between the rebuilt and the recorded level (which differ beyond "
                      "the view)"}
+RANKS = {
+    "effect": "rank correlation of all imagined effects with those in the game",
+    "at_once": "rank correlation of the effects at step 0, which the agent alone shows"}
 _SCALE, _FRAMES_PER_SECOND = 3, 4
-_TRIES, _CONTROL_TRIES = 8, 32  # fillings that are drawn until one differs from what was there
+_TRIES, _CONTROL_TRIES = 8, 24  # fillings of which the first ones that differ are used
+_RECORDED = -1  # key of the recorded level among rebuilt worlds
 _PLAYER = 1.5  # squares from the player's centre within which nothing is replaced
 _REPLACED, _PLACE = 21, 22  # random streams; parts of seeds
 ROW = {"view": int, "episode": int, "frame": int, "level_seed": int, "near_end": bool,
        "kind": str, "num_squares": int, "filled_with": str, "aim": str, "effect": float,
-       "step": int, "rebuilt": float, "real": float, "occurs": float,
+       "step": int, "at_once": float, "rebuilt": float, "real": float, "occurs": float,
        "control": float, "rebuilding": float}
 SUMMARY = {"aim": str, "quantity": str, "counterfactuals": int, "levels": int, "mean": float,
            "low_95": float, "high_95": float}
@@ -86,141 +85,94 @@ REPLACEMENTS = Schema(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReplacedOptions(SimulatorOptions):
+class ReplacedOptions(ViewOptions):
     """Replace objects in recorded views by what the prior generates there, and verify the effects
     in the real game."""
 
-    num_views: int = option(150, "recorded views, each of another episode", type=count)
-    num_steps: int = option(16, "actions within which the effect must occur", type=whole(4, 64))
-    unseen: bool = option(False, "state that the simulator was not trained on these levels, if "
-                                 "this is unknown")
+    num_views: int = redefine(ViewOptions, "num_views", default=180)
     output_dir: Path = option(Path("replaced_objects"), "folder to write to")
-    overwrite: bool = option(False, "delete the previous contents of the folder")
 
 
+@dataclasses.dataclass(frozen=True)
 class Replacements:
-    """Replacements in the views of a recording.
+    """Replacements in recorded views.
 
-    Args:
+    Attributes:
         classes: numbers of the classes of each kind of object.
     """
 
-    def __init__(self, options: ReplacedOptions, dataset: RolloutDataset, rebuilder: Rebuilder,
-                 simulator, classes: dict[str, np.ndarray]):
-        self._options, self._dataset, self._rebuilder = options, dataset, rebuilder
-        self._simulator, self._classes = simulator, classes
-        self._game = recorded_game(dataset.folder)
+    views: RecordedViews
+    rebuilder: Rebuilder
+    classes: dict[str, np.ndarray]
 
-    def measure(self, number: int, place: RecordedView
-                ) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
+    def measure(self, number: int) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
         """Replace an object in a view.
 
         Returns:
             A row for each aim; no rows if nothing can be replaced there. And frames by title,
             uint8 (T, 1, H, W, C); none if no effect is large enough or a world is not rebuilt.
         """
-        options, simulator, folder = self._options, self._simulator, self._dataset.folder
-        compute = options.compute
-        (seed,) = world_seeds([(options.seed, _REPLACED, number)]).tolist()
-        view = View.recorded(simulator, compute, folder, place, seed, options.num_steps,
-                             options.batch_size)
-        num_init = simulator.config.num_init_steps
-        frames = folder.array_files(place.episode).frames.rows(
-            place.frame - num_init + 1, place.frame + 1)
-        images = torch.from_numpy(frames).to(compute.device)[:, None].float() / 255
-        with compute.autocast():
-            vectors = simulator.encode(images).float()
-        rng = np.random.default_rng([options.seed, _PLACE, number])
-        world = certain(view.world)
-        chosen = self._object(world, view, rng)
-        if chosen is None:
+        view, seed = self.views.view(number, _REPLACED), self.views.options.seed
+        rng, world = np.random.default_rng([seed, _PLACE, number]), certain(view.world)
+        kind, hole = self._object(view, world, rng)
+        seeds = world_seeds([(seed, _REPLACED, number, i) for i in range(_TRIES + _CONTROL_TRIES)])
+        first = [] if hole is None else self._filled(view, np.stack([hole] * _TRIES),
+                                                     seeds[:_TRIES], 1)
+        if hole is None or not first:
             return pd.DataFrame(columns=list(ROW)), {}
-        kind, hole = chosen
-
-        def filled(draw: Callable[[], np.ndarray], tries: range) -> tuple[View, World] | None:
-            """Draw holes until a filling differs, and return the view with its new start, and the
-            world."""
-            for attempt in tries:
-                mask = draw()
-                seeds = world_seeds([(options.seed, _REPLACED, number, attempt)])
-                with compute.autocast():
-                    new, changed = fill(simulator, images, vectors, view.world,
-                                        torch.from_numpy(mask)[None], seeds)
-                    start = filled_start(simulator, new.float(), changed, vectors)
-                if (changed.squares[0].argmax(dim=-1)[mask] != world.squares[0][mask]).any():
-                    start = dataclasses.replace(start, agent_hidden=view.start.agent_hidden,
-                                                action=view.start.action)
-                    return dataclasses.replace(view, start=start), certain(changed)
-            return None
-
-        first = filled(lambda: hole, range(_TRIES))
-        if first is None:
-            return pd.DataFrame(columns=list(ROW)), {}
-        changed_view, changed = first
+        holes = np.stack([self._moved(hole, view, rng) for _ in range(_CONTROL_TRIES)])
+        others = self._filled(view, holes, seeds[_TRIES:], NUM_CONTROLS)
+        [(changed_view, changed)] = first
         base, found = view.simulate(world), changed_view.simulate(changed)
-        worlds = [world, changed]
-        for control in range(NUM_CONTROLS):
-            first_try = _TRIES + _CONTROL_TRIES * control
-            other = filled(lambda: self._moved(hole, view, rng),
-                           range(first_try, first_try + _CONTROL_TRIES))
-            if other is not None:
-                worlds.append(other[1])
-        real, shown = self._played(view, worlds, place)
-        names = {int(name): kind for kind, numbers in self._classes.items() for name in numbers}
-        with_what = sorted({names.get(int(name), "other") for name in np.unique(
-            changed.squares[0].cpu().numpy()[hole])})
-        rows = []
-        for aim in AIMS:
-            (effect,), (step,) = effects(aim, found, base)
-            in_game = {number: effects(aim, played, real[0])[0].item()
-                       for number, played in real.items() if number > 0 and 0 in real}
-            controls = [occurs(effect, in_game.get(number, np.nan))
-                        for number in range(2, len(worlds))]
-            rows.append({
-                "view": number,
-                "level_seed": int(folder.steps(place.episode)["level_seed"].iloc[0]),
-                **dataclasses.asdict(place), "kind": kind, "num_squares": int(hole.sum()),
-                "filled_with": " ".join(with_what), "aim": aim, "effect": effect,
-                "step": int(step), "rebuilt": float(1 in in_game),
-                "real": in_game.get(1, np.nan), "occurs": occurs(effect, in_game.get(1, np.nan)),
-                "control": np.mean(controls) if controls else np.nan,
-                "rebuilding": effects(aim, real[0], real[-1])[0].item() if 0 in real else np.nan})
-        table = pd.DataFrame(rows)[list(ROW)]
+        real, shown = self._played(view, number, [world, changed, *(other for _, other in others)])
+        table = pd.DataFrame([{
+            **self.views.origin(number), "kind": kind, "num_squares": int(hole.sum()),
+            "filled_with": self._names(changed.squares[0].cpu().numpy()[hole]), "aim": aim,
+            **_row(aim, found, base, real)} for aim in AIMS])[list(ROW)]
         films = {}
         if {0, 1} <= shown.keys() and is_effect(table).any():
             films = {"as it is, imagined": view.films(world)[0], "game": shown[0],
                      "replaced, imagined": changed_view.films(changed)[0], "game ": shown[1]}
         return table, films
 
-    def _object(self, world: World, view: View, rng: np.random.Generator
-                ) -> tuple[str, np.ndarray] | None:
-        """Draw a kind in view, and return it and the squares of its nearest object, bool (n, n)."""
-        squares = world.squares[0].cpu().numpy()
-        places = self._places(view)  # (2, n)
-        far = np.maximum(abs(places[1])[:, None], abs(places[0]))
-        visible = (far < FRAME_SIZE / 2 - view.pixels_per_square / 2) & (
-            far > _PLAYER * view.pixels_per_square)
-        groups = [(kind, np.isin(squares, numbers) & visible)
-                  for kind, numbers in self._classes.items() if kind in REPLACED]
+    def _filled(self, view: View, holes: np.ndarray, seeds: Tensor, most: int
+                ) -> list[tuple[View, World]]:
+        """Fill holes, bool (B, n, n), of one world each, and return the first ``most`` fillings
+        that differ from what was there: the view with its new start, and the world (1 row)."""
+        simulator, found = view.simulator, []
+        masks = torch.from_numpy(holes).to(view.vectors.device)
+        with view.compute.autocast():
+            worlds = generate(simulator, view.vectors.expand(len(holes), -1),
+                              view.world.repeat(len(holes)), masks, seeds)
+            was = view.world.squares.argmax(dim=-1)
+            differs = (masks & (worlds.squares.argmax(dim=-1) != was)).flatten(1).any(dim=1)
+            for row in differs.nonzero()[:most, 0].tolist():
+                world = worlds[[row]]
+                vectors = repaint(simulator, view.images, view.vectors, view.world, masks[[row]],
+                                  world)
+                start = filled_start(simulator, vectors.float(), world, view.vectors)
+                found.append((dataclasses.replace(view, start=dataclasses.replace(
+                    start, agent_hidden=view.start.agent_hidden, action=view.start.action)),
+                    certain(world)))
+        return found
+
+    def _object(self, view: View, world: World, rng: np.random.Generator
+                ) -> tuple[str, np.ndarray | None]:
+        """Draw a kind of object in view, and return it and the squares of its nearest object, bool
+        (n, n); None without an object."""
+        squares, far = world.squares[0].cpu().numpy(), _distances(view)
+        groups = [(kind, np.isin(squares, numbers) & _is_replaceable(view, far))
+                  for kind, numbers in self.classes.items() if kind in REPLACED]
         groups = [(kind, mask) for kind, mask in groups if mask.any()]
         if not groups:
-            return None
+            return "", None
         kind, mask = groups[rng.integers(len(groups))]
         labels, _ = ndimage.label(mask, np.ones((3, 3)))
-        nearest = labels.ravel()[np.where(mask, far, np.inf).argmin()]
-        return kind, labels == nearest
-
-    def _places(self, view: View) -> np.ndarray:
-        """Return the centres of columns and rows, in pixels from the middle of the view (2, n)."""
-        num, size = view.world.squares.shape[1], view.pixels_per_square
-        corner = view.world.corner[0].cpu().numpy()
-        return corner[:, None] + size * (np.arange(num) + 0.5) - FRAME_SIZE / 2
+        return kind, labels == labels.ravel()[np.where(mask, far, np.inf).argmin()]
 
     def _moved(self, hole: np.ndarray, view: View, rng: np.random.Generator) -> np.ndarray:
         """Move a hole to a random place in view that neither touches it nor the player."""
-        places, size = self._places(view), view.pixels_per_square
-        far = np.maximum(abs(places[1])[:, None], abs(places[0]))
-        allowed = (far < FRAME_SIZE / 2 - size / 2) & (far > _PLAYER * size) & ~(
+        allowed = _is_replaceable(view, _distances(view)) & ~(
             ndimage.binary_dilation(hole, np.ones((3, 3))))
         rows, columns = np.nonzero(hole)
         for _ in range(200):
@@ -233,68 +185,87 @@ class Replacements:
                 return moved
         return allowed & (rng.random(hole.shape) < hole.sum() / max(allowed.sum(), 1))
 
-    def _played(self, view: View, worlds: list[World], place: RecordedView
+    def _names(self, squares: np.ndarray) -> str:
+        """Return the kinds of objects that squares hold."""
+        names = {int(name): kind for kind, numbers in self.classes.items() for name in numbers}
+        return " ".join(sorted({names.get(int(name), "other") for name in squares}))
+
+    def _played(self, view: View, number: int, worlds: list[World]
                 ) -> tuple[dict[int, Rollouts], dict[int, np.ndarray]]:
         """Play in the game: in the worlds (W), and in the recorded level, which has the key -1.
-        Worlds that cannot be rebuilt are left out; objects that would touch the player, too.
+        Worlds that cannot be rebuilt are left out.
 
         Returns:
             What the agent does, and the frames, uint8 (T, 1, H, W, C), by number of the world.
         """
-        folder, options = self._dataset.folder, self._options
-        [(_, state)] = level_states(folder, place.episode, [place.frame])
-        hidden = folder.array_files(place.episode).hidden_states.rows(
-            place.frame, place.frame + 1)[0]
-        states: dict[int, LevelState] = {-1: state}
-        size = self._simulator.squares.pixels_per_square
-        for number, world in enumerate(worlds):
+        place = self.views.places[number]
+        [(_, state)] = level_states(self.views.dataset.folder, place.episode, [place.frame])
+        states: dict[int, LevelState] = {_RECORDED: state}
+        for key, world in enumerate(worlds):
             with contextlib.suppress(UserError):
-                world = without_touching(view, aligned(world, state, size), state)
-                states[number] = self._rebuilder.build(world, state).state
-        played, frames = play(self._simulator.agent, options.compute, self._game,
-                              list(states.values()), hidden, options.num_steps)
-        return ({number: played[[slot]] for slot, number in enumerate(states)},
-                {number: frames[:, [slot]] for slot, number in enumerate(states)})
+                states[key] = self.rebuilder.build(world, state).state
+        hidden = view.start.agent_hidden[0].cpu().numpy()
+        played, frames = play(view.simulator.agent, view.compute, self.views.game,
+                              list(states.values()), hidden, view.num_steps)
+        return ({key: played[[slot]] for slot, key in enumerate(states)},
+                {key: frames[:, [slot]] for slot, key in enumerate(states)})
+
+
+def _row(aim: str, found: Rollouts, base: Rollouts, real: dict[int, Rollouts]) -> dict:
+    """Return the columns of a row that hold effects; see ``Replacements._played`` for ``real``."""
+    (effect,), (step,) = effects(aim, found, base)
+    in_game = {key: effects(aim, played, real[0])[0].item()
+               for key, played in real.items() if 0 in real}
+    controls = [occurs(effect, value) for key, value in in_game.items() if key > 1]
+    outputs = {VALUE: "values", TURN: "right"}
+    at_once = 0.0 if aim not in outputs else np.subtract(
+        *(getattr(rollouts, outputs[aim])[0, 0] for rollouts in (found, base)))
+    return {
+        "effect": effect, "step": int(step), "at_once": at_once, "rebuilt": float(1 in in_game),
+        "real": in_game.get(1, np.nan), "occurs": occurs(effect, in_game.get(1, np.nan)),
+        "control": np.mean(controls) if controls else np.nan,
+        "rebuilding": -in_game[_RECORDED] if in_game else np.nan}
+
+
+def _distances(view: View) -> np.ndarray:
+    """Return the distances of the squares from the middle of the view, in pixels: the larger one of
+    both axes (n, n)."""
+    num, size = view.world.squares.shape[1], view.pixels_per_square
+    corner = view.world.corner[0].cpu().numpy()
+    places = corner[:, None] + size * (np.arange(num) + 0.5) - FRAME_SIZE / 2  # (2, n)
+    return np.maximum(abs(places[1])[:, None], abs(places[0]))
+
+
+def _is_replaceable(view: View, far: np.ndarray) -> np.ndarray:
+    """Return whether squares at these distances are in view, but not at the player, bool (n, n)."""
+    size = view.pixels_per_square
+    return (far < FRAME_SIZE / 2 - size / 2) & (far > _PLAYER * size)
 
 
 def replace_objects(options: ReplacedOptions) -> pd.DataFrame:
     """Replace an object in each view, and return the summary.
 
     Raises:
-        UserError: if simulator, agent and recording do not fit together.
+        UserError: see ``ViewOptions.open_views``.
     """
-    simulator = options.open_simulator()
-    squares = simulator.squares
-    if squares is None:
-        raise UserError("this simulator has no worlds, so nothing can be replaced in them")
-    check_prior(simulator)
-    dataset = RolloutDataset(Path(options.parameters.common.data_dir),
-                             simulator.config.num_init_steps, options.num_steps)
-    dataset.check_agent(options.agent_file, simulator.agent.policy)
-    views = choose_views(dataset, options.num_views, options.seed)
-    numbers = np.flatnonzero(np.isin(dataset.episodes_of(np.arange(len(dataset))),
-                                     [view.episode for view in views]))
+    views = options.open_views()
     store = ResultStore(options.output_dir, REPLACEMENTS)
-    store.open({
-        **options.origin, "data_dir": options.parameters.common.data_dir,
-        "recording_sha256": dataset.folder.sha256(options.check_contents),
-        "why_perhaps_trained_on": leakage_reason(options.model_file, dataset, numbers,
-                                                 assured=options.unseen),
-        "num_views": options.num_views, "num_steps": options.num_steps, "seed": options.seed,
-        "precision": options.compute.precision, "versions": versions()}, options.overwrite)
-    study = Replacements(options, dataset, Rebuilder(simulator, recorded_game(dataset.folder)),
-                         simulator, name_classes(
-                             dataset, recorded_worlds(simulator, dataset, numbers), squares))
+    store.open(views.settings, options.overwrite)
+    study = Replacements(views, Rebuilder(views.simulator, views.game), views.classes())
     tables = []
-    for number, place in enumerate(with_progress(iter(views), len(views), "view")):
+    for number in with_progress(range(len(views.places)), len(views.places), "view"):
         if not store.has("view", number):
-            found, films = study.measure(number, place)
+            found, films = study.measure(number)
             if films:
                 with store.file("film", number) as path:
                     write_video(path, side_by_side(films, _SCALE), _FRAMES_PER_SECOND)
             store.write("view", number, value=found)
         tables.append(store.read("view", number))
-    table = pd.concat([part for part in tables if len(part)], ignore_index=True)
+    tables = [part for part in tables if len(part)]
+    if not tables:
+        raise UserError(f"no object in {len(views.places)} views of {views.dataset.folder.path} "
+                        "could be replaced; raise --num_views")
+    table = pd.concat(tables, ignore_index=True)
     summary = summarise(table, options.seed)
     store.write("table", value=table)
     store.write("summary", value=summary)
@@ -338,7 +309,7 @@ def report(table: pd.DataFrame, summary: pd.DataFrame) -> str:
         "the simulator do not count.",
         headline(summary), "\n".join(markdown_table(
             ("the agent", "quantity", "mean", "effects", "levels"),
-            [(TITLES.get(row.aim, row.aim), QUANTITIES[row.quantity],
+            [(TITLES.get(row.aim, row.aim), {**SHARES, **RANKS}[row.quantity],
               format_interval(row.mean, row.low_95, row.high_95, ".2f"), str(row.counterfactuals),
               str(row.levels)) for row in summary.itertuples()]))]) + "\n"
 
@@ -362,22 +333,27 @@ def plot(table: pd.DataFrame) -> Figure:
 
 def summarise(table: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Return shares of the counterfactuals with an effect, for each aim and all, with 95 %
-    intervals over levels. Without a control filling, a counterfactual enters neither ``control``
-    nor ``difference``."""
-    table = table[is_effect(table)]
-    table = table.assign(
-        size=table["effect"].abs(), difference=table["occurs"] - table["control"],
-        by_rebuilding=[occurs(row.effect, row.rebuilding) for row in table.itertuples()])
-    rows = []
-    for aim, part in (*table.groupby("aim", sort=False), (ALL, table)):
-        for name in QUANTITIES if len(part) else ():
-            known = part.dropna(subset=[name]) if name in ("control", "difference") else part
-            if not len(known):
-                continue
-            values = known[name].to_numpy(float)
-            levels = known["level_seed"].to_numpy()
-            low, high = ClusterBootstrap(levels, seed).interval(values[None])[:, 0]
-            rows.append((aim, name, len(known), len(set(levels)), values.mean(), low, high))
+    intervals over levels; without a control filling, a counterfactual enters neither ``control``
+    nor ``difference``. And rank correlations over all replacements, for each aim."""
+    counted = table[is_effect(table)]
+    counted = counted.assign(
+        size=counted["effect"].abs(), difference=counted["occurs"] - counted["control"],
+        by_rebuilding=[occurs(row.effect, row.rebuilding) for row in counted.itertuples()])
+    rows: list[tuple] = []
+    for aim, part in (*counted.groupby("aim", sort=False), (ALL, counted)):
+        for name in SHARES:
+            known = part.dropna(subset=[name])
+            if len(known):
+                levels, values = known["level_seed"].to_numpy(), known[name].to_numpy(float)
+                low, high = ClusterBootstrap(levels, seed).interval(values[None])[:, 0]
+                rows.append((aim, name, len(known), len(set(levels)), values.mean(), low, high))
+    for aim, part in table.dropna(subset=["real"]).groupby("aim", sort=False):
+        levels = part["level_seed"].to_numpy()
+        for name in RANKS:
+            found = rank_correlation(part[name].to_numpy(), part["real"].to_numpy(), levels,
+                                     ClusterBootstrap(levels, seed))
+            if not np.isnan(found.value):
+                rows.append((aim, name, len(part), len(set(levels)), *vars(found).values()))
     return pd.DataFrame(rows, columns=list(SUMMARY))
 
 

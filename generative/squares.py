@@ -75,6 +75,13 @@ class World:
         """Apply a function to every tensor, and return the results."""
         return World(*map(function, vars(self).values()))
 
+    def as_probabilities(self, num_classes: int) -> World:
+        """Return worlds with class probabilities instead of certain classes."""
+        if self.squares.ndim == 4:
+            return self
+        return dataclasses.replace(self, squares=functional.one_hot(
+            self.squares, num_classes).to(self.corner))
+
     def __getitem__(self, rows) -> World:
         """Select rows of the batch."""
         return self.each(lambda tensor: tensor[rows])

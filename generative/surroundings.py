@@ -118,6 +118,8 @@ class View:
 
     Attributes:
         simulator: simulator with a trained prior, on the device of ``compute``.
+        images: initial frames in [0, 1] (I, 1, C, 64, 64).
+        vectors: their bottleneck vectors (1, V).
         start: start of the simulation, with the recorded state and action of the agent (1 row).
         world: its world, as probabilities; valid where squares are given (1 row).
         given: given squares, bool (n, n): those in view, and a margin of half a square.
@@ -128,6 +130,8 @@ class View:
 
     simulator: Simulator
     compute: Compute
+    images: Tensor
+    vectors: Tensor
     start: Start
     world: World
     given: Tensor
@@ -169,7 +173,8 @@ class View:
         close = (near < FRAME_SIZE + _MARGIN * size) & (near + size > -_MARGIN * size)  # (2, n)
         given = known[0] | (close[1][:, None] & close[0])
         world = simulator.prior.completed(world, known, camera, noise)
-        return cls(simulator, compute, start, world, given, camera, num_steps, batch_size)
+        return cls(simulator, compute, images, vectors, start, world, given, camera, num_steps,
+                   batch_size)
 
     @property
     def pixels_per_square(self) -> float:
@@ -192,7 +197,7 @@ class View:
         known, world = self.given, self.world
         if base is not None and given is not None:
             known = known | torch.from_numpy(given).to(known.device)
-            world = as_probabilities(base, self.world.squares.shape[-1])
+            world = base.as_probabilities(self.world.squares.shape[-1])
         parts = []
         for rows in noise.split(self.batch_size):
             with self.compute.autocast():
@@ -302,12 +307,6 @@ class View:
 def certain(world: World) -> World:
     """Replace the probabilities of classes by the most probable ones."""
     return dataclasses.replace(world, squares=world.squares.argmax(dim=-1))
-
-
-def as_probabilities(world: World, num_classes: int) -> World:
-    """Return worlds with certain classes as worlds with probabilities."""
-    squares = functional.one_hot(world.squares, num_classes).to(world.corner)
-    return dataclasses.replace(world, squares=squares)
 
 
 def joined(worlds: Sequence[World]) -> World:

@@ -26,6 +26,7 @@ from generative.loss_over_time import window_start
 from generative.squares import World, world_corner
 from generative.world_contents import (
     draw_continuations,
+    draw_worlds,
     have_any,
     name_classes,
     recorded_worlds,
@@ -240,8 +241,7 @@ def samples(card: Simulations) -> Image.Image:
         world = window_start(card.simulator, dataclasses.replace(batch, world=None), card.draw,
                              seeds).world
     assert world is not None
-    worlds = to_frames(card.squares.view(card.squares.paint(world),
-                                         torch.zeros_like(world.corner), WORLD_SIZE))
+    worlds = draw_worlds(card.squares, world, WORLD_SIZE)
     views = to_frames(batch.initial_images[-1])[::_SHOWN_VIEWS]
     parts = (strip(frames, FRAME_SIZE), draw_continuations(
         views, worlds.reshape(_SHOWN_VIEWS, -1, *worlds.shape[1:]), _THUMB))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from agents.frames import to_frames
 from agents.replay import recorded_game
 from common.errors import UserError
 from common.game_constants import FRAME_SIZE
@@ -175,3 +176,8 @@ def draw_continuations(views: np.ndarray, worlds: np.ndarray, size: int,
         outlined[:, inside, inside] = images[:, inside, inside]
         rows.append([alone, *outlined])
     return strip(rows, size)
+
+
+def draw_worlds(squares: SquareImages, world: World, size: int) -> np.ndarray:
+    """Draw worlds around the view at their start, with their objects, uint8 (B, S, S, 3)."""
+    return to_frames(squares.view(squares.paint(world), torch.zeros_like(world.corner), size))

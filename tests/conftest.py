@@ -55,6 +55,9 @@ os.fsync = lambda file: None
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
+SHIPPED_AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
+SHIPPED_SIMULATOR = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
+SHIPPED = "--agent_file", SHIPPED_AGENT, "--model_file", SHIPPED_SIMULATOR  # flags
 CHANGE, LOW, HIGH = 6, 1, 7  # step at which counting_policy changes its action, and both actions
 PATIENCE = 600  # seconds after which a test that hangs fails; no machine is this slow
 # Test files with the longest CPU time, longest first. They run first, so that no worker is still
@@ -347,13 +350,30 @@ def recording(agent_path, shared) -> Path:
     return shared("recording", make)
 
 
+@pytest.fixture(scope="session")
+def hard_recording(shared) -> RolloutFolder:
+    """Six episodes of hard levels of CoinRun with worlds: the shipped agent's own play."""
+    def make(folder):
+        assert record.main(record_arguments(
+            SHIPPED_AGENT, folder, 6, "--env_name", "coinrun", "--distribution_mode", "hard",
+            "--no_videos", "--worlds", "--no_action_noise")) == 0
+        return folder / "data"
+    return RolloutFolder(shared("hard_recording", make))
+
+
+@pytest.fixture(scope="session")
+def shipped_simulator() -> Simulator:
+    """The shipped simulator of CoinRun, which tests must not modify."""
+    return open_simulator(SHIPPED_SIMULATOR, SHIPPED_AGENT, SimulatorConfig(), FLOAT32)
+
+
 def record_worlds(folder: Path, num_episodes: int, seed: int) -> RolloutFolder:
     """Record hard levels of CoinRun with worlds. Half of the episodes have action noise, so that
     some end in a death."""
     assert record.main(record_arguments(
-        ROOT / "pretrained" / "coinrun_hard" / "model.pth", folder, num_episodes, "--env_name",
-        "coinrun", "--distribution_mode", "hard", "--seed", str(seed), "--no_videos", "--worlds",
-        "--action_noise_share", "0.5")) == 0
+        SHIPPED_AGENT, folder, num_episodes, "--env_name", "coinrun", "--distribution_mode",
+        "hard", "--seed", str(seed), "--no_videos", "--worlds", "--action_noise_share",
+        "0.5")) == 0
     return RolloutFolder(folder / "data")
 
 

@@ -5,19 +5,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, record_arguments, refusal
+from conftest import FLOAT32, SHIPPED, refusal
 
-import record
-from agents.rollout_files import RolloutFolder
+from common.errors import UserError
 from common.results import ResultStore
 from generative import beyond
 from generative.beyond_results import BEYOND, CHANGED, CONTROL, PLAUSIBLE, stored_worlds
-from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, WindowPlace
 from generative.prior import Prior
 from generative.prior_networks import NUM_GLOBALS
 from generative.recorded_views import choose_views
-from generative.runs import open_simulator
 from generative.squares import World
 from generative.surroundings import (
     AIMS,
@@ -34,23 +31,17 @@ from generative.surroundings import (
     smallest_change,
 )
 
-AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
-SIMULATOR = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
 SEED = 3
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory):
-    logdir = tmp_path_factory.mktemp("beyond")
-    assert record.main(record_arguments(
-        AGENT, logdir, 6, "--env_name", "coinrun", "--distribution_mode", "hard", "--no_videos",
-        "--worlds", "--no_action_noise")) == 0
-    return RolloutFolder(logdir / "data")
+def recording(hard_recording):
+    return hard_recording
 
 
 @pytest.fixture(scope="module")
-def simulator():
-    return open_simulator(SIMULATOR, AGENT, SimulatorConfig(), FLOAT32)
+def simulator(shipped_simulator):
+    return shipped_simulator
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +225,7 @@ def test_squares_that_are_not_seen_stay_if_the_effect_needs_them():
 def run(recording):
     def run_study(folder, *more):
         return beyond.main([*map(str, (
-            "--agent_file", AGENT, "--model_file", SIMULATOR, "--data_dir", recording.path,
+            *SHIPPED, "--data_dir", recording.path,
             "--output_dir", folder, "--num_views", 2, "--num_evaluations", 8, "--num_steps", 8,
             "--num_redrawn", 2, "--seed", SEED, "--precision", "float32", "--device", "cpu",
             "--unseen", *more))])
@@ -315,7 +306,7 @@ def test_half_of_the_views_are_near_an_end(recording):
         assert 4 <= left <= 16 or not view.near_end
         assert view.frame >= 2 and left >= 4
     assert choose_views(dataset, 6, 1) != views
-    with pytest.raises(beyond.UserError, match="only 6 views"):
+    with pytest.raises(UserError, match="only 6 views"):
         choose_views(dataset, 7, 0)
 
 

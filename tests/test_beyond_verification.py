@@ -6,48 +6,41 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, record_arguments
+from conftest import FLOAT32, SHIPPED
 
-import record
 from agents.replay import level_states, recorded_game
-from agents.rollout_files import RolloutFolder
 from common.errors import UserError
+from envs.objects import moving_objects
 from envs.rebuild import keys_of
 from envs.wide_view import WorldView
 from generative import beyond, beyond_verification
+from generative.beyond_results import LEAST
 from generative.beyond_verification import summarise
-from generative.config import SimulatorConfig
 from generative.dataset import WindowPlace
 from generative.rebuilding import Rebuilder
-from generative.rebuilt_play import aligned, effect_at, occurs, play, without_touching
+from generative.rebuilt_play import effect_at, occurs, play
 from generative.rendered_worlds import RenderedWorlds, world_of_images
-from generative.runs import open_simulator
 from generative.surroundings import DEATH, TURN, VALUE, Rollouts, View, effects
 
-AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
-SIMULATOR = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
-STEPS, SIZE = 8, 64 / 13
+STEPS = 8
+SMALL = 0.002  # effects from which on the tests verify, so that there are some
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory):
-    logdir = tmp_path_factory.mktemp("verified")
-    assert record.main(record_arguments(
-        AGENT, logdir, 3, "--env_name", "coinrun", "--distribution_mode", "hard", "--no_videos",
-        "--worlds", "--no_action_noise")) == 0
-    return RolloutFolder(logdir / "data")
+def recording(hard_recording):
+    return hard_recording
 
 
 @pytest.fixture(scope="module")
-def simulator():
-    return open_simulator(SIMULATOR, AGENT, SimulatorConfig(), FLOAT32)
+def simulator(shipped_simulator):
+    return shipped_simulator
 
 
 @pytest.fixture(scope="module")
 def study(recording, tmp_path_factory):
     folder = tmp_path_factory.mktemp("study") / "beyond"
     assert beyond.main([*map(str, (
-        "--agent_file", AGENT, "--model_file", SIMULATOR, "--data_dir", recording.path,
+        *SHIPPED, "--data_dir", recording.path,
         "--output_dir", folder, "--num_views", 2, "--num_evaluations", 8, "--num_steps", STEPS,
         "--num_redrawn", 1, "--precision", "float32", "--device", "cpu", "--unseen"))]) == 0
     return folder
@@ -56,10 +49,13 @@ def study(recording, tmp_path_factory):
 @pytest.fixture(scope="module")
 def verify(recording, study):
     def run(folder):
-        assert beyond_verification.main([*map(str, (
-            "--agent_file", AGENT, "--model_file", SIMULATOR, "--data_dir", recording.path,
-            "--beyond_dir", study, "--output_dir", folder, "--precision", "float32", "--device",
-            "cpu"))]) == 0
+        with pytest.MonkeyPatch.context() as patch:
+            for aim in LEAST:
+                patch.setitem(LEAST, aim, SMALL)
+            assert beyond_verification.main([*map(str, (
+                *SHIPPED, "--data_dir", recording.path,
+                "--beyond_dir", study, "--output_dir", folder, "--precision", "float32", "--device",
+                "cpu"))]) == 0
         return pd.read_csv(folder / "verified.csv")
     return run
 
@@ -105,6 +101,7 @@ def test_a_world_is_aligned_with_the_level_when_the_phase_is_estimated(recording
     world is shifted, so that the rebuilt squares are those of the level."""
     game = recorded_game(recording)
     view, wrong = WorldView(game), 0
+    rebuilder = Rebuilder(simulator, game, range(500, 502))
     for row, state in level_states(recording, 0, range(5, 27, 2)):
         frames = recording.episode(0).frames[row - 2:row + 1]
         images = torch.from_numpy(frames).permute(0, 3, 1, 2)[:, None].float() / 255
@@ -120,7 +117,7 @@ def test_a_world_is_aligned_with_the_level_when_the_phase_is_estimated(recording
         seen = dataclasses.replace(world, corner=believed, **{
             name: getattr(world, name).roll((int(shift[0, 1]), -int(shift[0, 0])), dims=(1, 2))
             for name in ("squares", "places", "velocities", "looks")})
-        again = aligned(seen, state, SIZE)
+        again = rebuilder._aligned(seen, state)
         assert (again.squares == world.squares).all()
     view.close()
     assert wrong or not error
@@ -133,7 +130,7 @@ def test_rebuilt_squares_are_those_of_the_level(recording, simulator):
         state, _ = state_at(recording, 1, row)
         view = View.recorded(simulator, FLOAT32, recording, WindowPlace(1, row), 0, STEPS, 4)
         world = view.worlds(view.noise(torch.tensor([1])))
-        built = rebuilder.build(aligned(world, state, SIZE), state).state
+        built = rebuilder.build(world, state).state
         keys, true = keys_of(built, 39), keys_of(state, 39)
         near = np.s_[15:24, 15:24]
         assert (keys[near] == true[near]).mean() > 0.85
@@ -141,19 +138,21 @@ def test_rebuilt_squares_are_those_of_the_level(recording, simulator):
 
 def test_objects_that_touch_the_player_are_left_out(recording, simulator):
     state, _ = state_at(recording, 0, 10)
+    rebuilder = Rebuilder(simulator, recorded_game(recording), range(500, 510))
     view = View.recorded(simulator, FLOAT32, recording, WindowPlace(0, 10), 0, STEPS, 4)
-    world = aligned(view.worlds(view.noise(torch.tensor([1]))), state, SIZE)
-    squares, places = world.squares.clone(), world.places.clone()
-    enemy = simulator.squares.sprites.first_class + 1
-    squares[0, 19, 19:23], squares[0, 21, 19] = enemy, enemy
-    places[0, 19, 19:23], places[0, 21, 19] = float(state.player["x"]) % 1, 0.5
-    planted = dataclasses.replace(world, squares=squares, places=places)
-    found = without_touching(view, planted, state).squares[0]
-    assert found[19, 19] == simulator.squares.empty_class
-    assert (found[19, 20:23] == enemy).all() and found[21, 19] == enemy
-    rest = torch.ones_like(found, dtype=torch.bool)
-    rest[18:21, 18:21] = False
-    assert (found == squares[0])[rest].all()
+    world = rebuilder._aligned(view.worlds(view.noise(torch.tensor([1]))), state)
+    squares = world.squares.clone()
+    saw, empty = simulator.squares.sprites.first_class, simulator.squares.empty_class
+    squares[0, 18:22, 18:22] = empty
+    squares[0, 19, 19:22], squares[0, 21, 19] = saw, saw  # the player is in row and column 19
+    planted = dataclasses.replace(world, squares=squares)
+    places = [{(thing.x, thing.y) for thing in moving_objects(
+        rebuilder.build(planted, state, touching).state) if thing.kind == "saw"}
+        for touching in (True, False)]
+    [(x, y)] = places[0] - places[1]
+    player = rebuilder.build(planted, state).state.player
+    assert abs(x - player["x"]) < 0.9 and abs(y - player["y"]) < 0.9
+    assert places[1] < places[0]
 
 
 def test_effects_occur_with_their_sign_and_half_of_their_size():
@@ -173,9 +172,8 @@ def test_effects_occur_with_their_sign_and_half_of_their_size():
 def test_effects_of_rebuilt_worlds(verify, study, tmp_path):
     table = verify(tmp_path / "new")
     found = pd.read_csv(study / "counterfactuals.csv")
-    least = found["aim"].map({DEATH: 0.05, TURN: 0.1, VALUE: 0.5})
     size = np.where(found["aim"] == DEATH, found["effect"], found["effect"].abs())
-    chosen = found[size >= least]
+    chosen = found[size >= SMALL]
     assert len(chosen) and table[["view", "aim"]].values.tolist() == (
         chosen[["view", "aim"]].values.tolist())
     np.testing.assert_allclose(table["imagined"], chosen["effect"], rtol=1e-4)

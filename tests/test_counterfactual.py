@@ -6,52 +6,49 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, record_arguments, refusal
+from conftest import SHIPPED, SHIPPED_AGENT, SHIPPED_SIMULATOR, record_arguments, refusal
 from torch.nn import functional
 
 import record
 import record_gen_samples
 import saliency_experiments
 from analysis.panel_contents import _saliency_type
-from generative.config import SimulatorConfig
 from generative.counterfactual import blocks_of_cells, variance_shares
 from generative.filling import fill, initial_images, squares_of_cells
 from generative.networks import LatentSampler
-from generative.runs import open_simulator
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import END, SaliencyFunction
 from generative.spatial import split_state
 from generative.start_worlds import world_seeds
 
-AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
-MODEL = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
 MODE = LatentSampler("mode")
 LAST, FILLINGS, BLOCK, SEED = 5, 2, 4, 3  # block: the lower right quarter of the view
 PLACE = 3
 
 
 @pytest.fixture(scope="module")
-def simulator():
-    return open_simulator(MODEL, AGENT, SimulatorConfig(), FLOAT32)
+def simulator(shipped_simulator):
+    return shipped_simulator
 
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
     folder = tmp_path_factory.mktemp("samples")
     assert record.main(record_arguments(
-        AGENT, folder, 3, "--env_name", "coinrun", "--distribution_mode", "hard", "--seed", "9",
-        "--no_videos", "--no_action_noise")) == 0
+        SHIPPED_AGENT, folder, 3, "--env_name", "coinrun", "--distribution_mode", "hard", "--seed",
+        "9", "--no_videos", "--no_action_noise")) == 0
     assert record_gen_samples.main([*map(str, (
-        "--agent_file", AGENT, "--model_file", MODEL, "--data_dir", folder / "data",
+        *SHIPPED, "--data_dir", folder / "data",
         "--data_save_dir", folder, "--num_samples", 3, "--num_sim_steps", LAST + 2, "--seed", 1,
         "--precision", "float32", "--device", "cpu", "--no_videos"))]) == 0
     return folder / "informed_init"
 
 
-def arguments(samples, *more, model=MODEL):
+def arguments(samples, *more, model=SHIPPED_SIMULATOR):
     return [*map(str, (
-        "--agent_file", AGENT, "--model_file", model, "--samples_dir", samples, "--sample_ids",
-        "0", "2", "--common_timesteps", LAST, "--seed", SEED, "--device", "cpu", "--no_videos",
+        "--agent_file", SHIPPED_AGENT, "--model_file", model, "--samples_dir", samples,
+        "--sample_ids", "0", "2", "--common_timesteps", LAST, "--seed", SEED, "--device", "cpu",
+        "--no_videos",
         "--difference_demo_sample_ids", "0 to 0", "--batch_size", 2, *more))]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, record_arguments
+from conftest import SHIPPED_AGENT, record_arguments
 from world_helpers import psnr
 
 import record
@@ -16,7 +16,6 @@ from common.errors import UserError
 from envs.objects import objects_of, single_objects
 from envs.procgen_env import StateView
 from envs.wide_view import WorldView
-from generative.config import SimulatorConfig
 from generative.dataset import WindowPlace
 from generative.filling import (
     fill,
@@ -30,27 +29,24 @@ from generative.filling import (
 )
 from generative.networks import LatentSampler
 from generative.rendered_worlds import RenderedWorlds, rendered_world, world_of_images
-from generative.runs import open_simulator
 from generative.spatial import split_state
 
-AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
 MODE = LatentSampler("mode")
 PIXELS = 64 / 13  # per square
 SEEDS = torch.tensor([3, 4])
 
 
 @pytest.fixture(scope="module")
-def simulator():
-    return open_simulator(ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt", AGENT,
-                          SimulatorConfig(), FLOAT32)
+def simulator(shipped_simulator):
+    return shipped_simulator
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     logdir = tmp_path_factory.mktemp("rollouts")
     assert record.main(record_arguments(
-        AGENT, logdir, 6, "--env_name", "coinrun", "--distribution_mode", "hard", "--seed", "9",
-        "--no_videos", "--no_action_noise")) == 0
+        SHIPPED_AGENT, logdir, 6, "--env_name", "coinrun", "--distribution_mode", "hard", "--seed",
+        "9", "--no_videos", "--no_action_noise")) == 0
     return RolloutFolder(logdir / "data")
 
 

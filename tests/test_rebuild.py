@@ -17,9 +17,10 @@ from envs.rebuild import WorldObject, keys_of, rebuild
 from envs.squares import cells_of
 from envs.wide_view import WorldView
 from generative.config import SimulatorConfig
-from generative.rebuilding import Rebuilder, picture
+from generative.rebuilding import Rebuilder
 from generative.rendered_worlds import RenderedWorlds, world_of_images
 from generative.runs import open_simulator
+from generative.world_contents import draw_worlds
 
 GAMES = {"coinrun": (EnvConfig("coinrun", "hard"), "coinrun_hard"),
          "maze": (EnvConfig("maze", "easy"), "maze_confined")}
@@ -82,7 +83,7 @@ def test_a_rendered_world_is_rebuilt_as_it_was(rebuilt):
             assert built.state.player[field] == state.player[field]
         frames = [view.draw(each) for each in (state, built.state)]
         assert (frames[0] != frames[1]).any(axis=-1).mean() < 0.02
-        imagined = picture(simulator, world, 64)[0].astype(float)
+        imagined = draw_worlds(simulator.squares, world, 64)[0].astype(float)
         errors.append([np.square(imagined - frame).mean() for frame in frames])
     recorded, again = np.median(errors, axis=0)
     assert again < 1.2 * recorded + 1

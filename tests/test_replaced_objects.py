@@ -4,58 +4,48 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, record_arguments, refusal
+from conftest import SHIPPED, refusal
 
-import record
 from envs.objects import moving_objects
 from generative import replaced_objects
 from generative.replaced_objects import Replacements, summarise
 from generative.surroundings import DEATH, TURN, VALUE, Rollouts
 
-AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
-SIMULATOR = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
-
-
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory):
-    logdir = tmp_path_factory.mktemp("replaced")
-    assert record.main(record_arguments(
-        AGENT, logdir, 6, "--env_name", "coinrun", "--distribution_mode", "hard", "--no_videos",
-        "--worlds", "--no_action_noise")) == 0
-    return logdir / "data"
-
 
 def arguments(recording, folder, *more):
     return [*map(str, (
-        "--agent_file", AGENT, "--model_file", SIMULATOR, "--data_dir", recording, "--output_dir",
+        *SHIPPED, "--data_dir", recording.path, "--output_dir",
         folder, "--num_views", 4, "--num_steps", 6, "--precision", "float32", "--device", "cpu",
         "--unseen", *more))]
 
 
-def test_an_object_is_replaced_and_the_rest_of_the_level_stays(recording, tmp_path, monkeypatch):
-    played = []
+def test_an_object_is_replaced_and_the_rest_of_the_level_stays(hard_recording, tmp_path,
+                                                               monkeypatch):
+    played, states = [], {}
 
-    def watched(self, view, worlds, place):
-        found, frames = real(self, view, worlds, place)
-        built = [self._rebuilder.build(world, self.states[place.episode]).state
+    def watched(self, view, number, worlds):
+        found, frames = real(self, view, number, worlds)
+        built = [self.rebuilder.build(world, states[self.views.places[number].episode]).state
                  for world in worlds]
         played.append((worlds, built, found))
         return found, frames
 
     def remembered(folder, episode, rows):
         found = list(level_states(folder, episode, rows))
-        Replacements.states[episode] = found[0][1]
+        states[episode] = found[0][1]
         return found
 
     real, level_states = Replacements._played, replaced_objects.level_states
-    monkeypatch.setattr(Replacements, "states", {}, raising=False)
     monkeypatch.setattr(Replacements, "_played", watched)
     monkeypatch.setattr(replaced_objects, "level_states", remembered)
-    assert replaced_objects.main(arguments(recording, tmp_path / "study")) == 0
+    assert replaced_objects.main(arguments(hard_recording, tmp_path / "study")) == 0
     table = pd.read_csv(tmp_path / "study" / "replaced.csv")
     assert table["control"].notna().any()
     assert len(played) == table["view"].nunique() >= 2
     assert (table["rebuilt"] == 1).all()
+    values = table[table["aim"] == VALUE]
+    assert (values["at_once"].abs() <= values["effect"].abs() * 1.01).all()  # the largest one
+    assert (values["at_once"] != 0).any()
     for (worlds, built, found), (_, rows) in zip(played, table.groupby("view")):
         unchanged, changed = (world.squares[0].numpy() for world in worlds[:2])
         differs = unchanged != changed
@@ -77,14 +67,14 @@ def test_an_object_is_replaced_and_the_rest_of_the_level_stays(recording, tmp_pa
     # A killed run goes on with the views that are left.
     [(tmp_path / "study" / "views" / f"{number:05}.csv").unlink() for number in (0, 3)]
     calls = len(played)
-    assert replaced_objects.main(arguments(recording, tmp_path / "study")) == 0
+    assert replaced_objects.main(arguments(hard_recording, tmp_path / "study")) == 0
     assert len(played) - calls <= 2
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "study" / "replaced.csv"), table)
 
 
 def test_only_effects_that_are_large_enough_count_and_failures_do_not_occur():
     row = {"view": 0, "level_seed": 0, "aim": VALUE, "effect": 2.0, "real": 1.5, "rebuilt": 1.0,
-           "occurs": 1.0, "control": 0.5, "rebuilding": -3.0}
+           "occurs": 1.0, "control": 0.5, "rebuilding": -3.0, "at_once": 0.0}
     table = pd.DataFrame([
         row, {**row, "level_seed": 1, "rebuilt": 0.0, "real": np.nan, "occurs": 0.0,
               "control": 0.0, "rebuilding": 4.0},
@@ -113,9 +103,21 @@ def test_only_effects_that_are_large_enough_count_and_failures_do_not_occur():
         none)
 
 
-def test_a_simulator_without_worlds_is_refused(recording, tmp_path, capsys, monkeypatch):
+def test_rank_correlations_are_over_all_replacements_and_tell_the_agent_alone():
+    rng = np.random.default_rng(0)
+    real = rng.normal(size=40)
+    table = pd.DataFrame({
+        "level_seed": range(40), "aim": VALUE, "effect": 0.01 * real,
+        "at_once": rng.normal(size=40), "real": real, "rebuilt": 1.0, "occurs": 1.0,
+        "control": 0.0, "rebuilding": 0.0})
+    found = summarise(table, 0).set_index("quantity")
+    assert found.loc["effect", "mean"] == pytest.approx(1)
+    assert abs(found.loc["at_once", "mean"]) < 0.4 and "occurs" not in found.index
+
+
+def test_a_simulator_without_worlds_is_refused(hard_recording, tmp_path, capsys, monkeypatch):
     simulator = torch.nn.Module()
     simulator.squares = None
     monkeypatch.setattr(replaced_objects.ReplacedOptions, "open_simulator", lambda _: simulator)
     assert "has no worlds" in refusal(replaced_objects.main,
-                                      arguments(recording, tmp_path / "study"), capsys)
+                                      arguments(hard_recording, tmp_path / "study"), capsys)

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from agents.frames import to_frames
 from agents.rollout_files import POSITION_COLUMNS, RolloutFolder
 from analysis.influences.comparison import COMPARISON_FILES
 from analysis.panel_contents import recorded_frames
@@ -50,6 +49,7 @@ from generative.runs import open_simulator
 from generative.saliency.files import SaliencyFolder
 from generative.sample_files import SampleFolder
 from generative.spatial import split_state
+from generative.world_contents import draw_worlds
 from maze.field.page_export import MazePageFolder
 from pipeline.presets import load_preset
 from pipeline.records import DONE, Experiment
@@ -199,8 +199,7 @@ def imagined_worlds(shown: Shown) -> list[Image.Image]:
         simulator = open_simulator(SIMULATOR, AGENT, SimulatorConfig(), CPU)
         world = folder.worlds([numbers[row] for row in chosen])
         assert simulator.squares is not None and world is not None and origin.episode is not None
-        around = to_frames(simulator.squares.view(
-            simulator.squares.paint(world), world.corner.new_zeros(len(chosen), 2), WORLD_SIZE))
+        around = draw_worlds(simulator.squares, world, WORLD_SIZE)
         place = WindowPlace(origin.episode, origin.frame or 0)
         game = rendered_images(_recording(shown), [place]).images[0]
         steps_of = _recording(shown).steps(origin.episode)[list(POSITION_COLUMNS)].to_numpy()
