@@ -1,10 +1,10 @@
 r"""Training of the outcomes, see ``FitOutcomesOptions``.
 
 The head that predicts deaths, coins and rewards takes a small part of a simulator's computations,
-and deaths are rare. This script first runs the simulator on windows in their recorded worlds, all
-windows that end and some of the others, and stores the inputs of the head in each step. Then it
-trains the head on the stored inputs; all other networks stay unchanged. Windows are weighted by
-the inverse of the share that is used, so that probabilities stay calibrated.
+and deaths are rare. This script first runs the simulator on windows in their recorded worlds, half
+of them windows that end, and stores the inputs of the head in each step. Then it trains the head on
+the stored inputs; all other networks stay unchanged. Windows are weighted by the inverse of the
+share that is used, so that probabilities stay calibrated.
 
     python -m generative.fit_outcomes --agent_file <agent> --model_file <simulator> \
         --data_dir <recording>/data --output <folder>/model.pt

@@ -1,12 +1,15 @@
 """What must lie beyond the edge of the view: worlds of a view, search, smallest change, study."""
 
 
+import contextlib
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from conftest import FLOAT32, SHIPPED, refusal
 
+import record_gen_samples
 from common.errors import UserError
 from common.results import ResultStore
 from generative import beyond
@@ -15,6 +18,7 @@ from generative.dataset import RolloutDataset, WindowPlace
 from generative.prior import Prior
 from generative.prior_networks import NUM_GLOBALS
 from generative.recorded_views import choose_views
+from generative.sample_files import SampleFolder
 from generative.squares import World
 from generative.surroundings import (
     AIMS,
@@ -30,6 +34,7 @@ from generative.surroundings import (
     evolve,
     smallest_change,
 )
+from tools import pictures
 
 SEED = 3
 
@@ -314,3 +319,30 @@ def test_a_simulator_without_worlds_is_refused(simulator_file, agent_path, tmp_p
     assert "nothing lies beyond" in refusal(beyond.main, (
         "--agent_file", agent_path, "--model_file", simulator_file, "--data_dir", tmp_path,
         "--output_dir", tmp_path / "new"), capsys)
+
+
+def test_the_film_shows_the_game_and_worlds_in_which_the_agent_lives_and_dies(
+        recording, tmp_path, monkeypatch):
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "data").symlink_to(recording.path)
+    assert record_gen_samples.main([*map(str, (
+        *SHIPPED, "--data_dir", recording.path, "--generated_data_dir", tmp_path / "worlds",
+        "--num_samples", 3, "--num_worlds", 6, "--num_sim_steps", 13, "--sample_actions",
+        "--no_videos", "--precision", "float32", "--device", "cpu"))]) == 0
+    folder = SampleFolder(tmp_path / "worlds" / "informed_init")
+    monkeypatch.setattr(pictures, "DIES_AFTER", 0)
+    frames = []
+    for ends in folder.stacked().terminals.max(axis=1).reshape(3, 6):
+        monkeypatch.setattr(pictures, "ENDED", np.sort(ends)[-2:].mean())  # one world is the worst
+        with contextlib.suppress(UserError):
+            frames = frames or pictures.imagined_worlds(pictures.Shown(tmp_path, 0))
+    assert len(frames) == 7 and len({frame.size for frame in frames}) == 1
+    red = [(abs(np.asarray(frame).astype(int) - (220, 40, 30)) < 45).all(axis=-1).sum(axis=0) > 20
+           for frame in frames]
+    width = frames[0].width // 5
+    assert not any(of_frame[:width].any() for of_frame in red)  # the game goes on
+    dead = [red[-1][width * column:width * (column + 1)].any() for column in range(1, 5)]
+    assert sum(dead) == 1
+    with pytest.raises(UserError, match="no start in"):
+        monkeypatch.setattr(pictures, "ENDED", 2.0)
+        pictures.imagined_worlds(pictures.Shown(tmp_path, 0))
