@@ -33,8 +33,7 @@ from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.losses import camera_errors, until_first_terminal
 from generative.networks import on_unit_sphere
-from generative.published import save_published
-from generative.runs import copy_settings, open_for_export
+from generative.runs import open_for_export, save_changed_copy
 from generative.simulator import Simulator
 from generative.spatial import SpatialCell, SpatialEncoder, SpatialStart, split_state
 from generative.squares import World, world_phase
@@ -293,10 +292,7 @@ def fit_camera(options: FitCameraOptions) -> Path:
     print(f"drift of the camera in {config.num_sim_steps} steps of held-out windows: mean "
           f"{before[0]:.2f}, median {before[1]:.2f} pixels before; {after[0]:.2f}, {after[1]:.2f} "
           "after")
-    save_published(options.output, simulator)
-    copy_settings(options.model_file, options.output)
-    print(f"wrote {options.output}")
-    return options.output
+    return save_changed_copy(simulator, options.model_file, options.output)
 
 
 main = command(FitCameraOptions, fit_camera)

@@ -31,8 +31,7 @@ from generative.batches import EnvState, align, in_batches
 from generative.dataset import RolloutDataset
 from generative.losses import until_first_terminal
 from generative.networks import LatentSampler
-from generative.published import save_published
-from generative.runs import copy_settings, open_for_export
+from generative.runs import open_for_export, save_changed_copy
 from generative.simulator import Simulator
 from generative.spatial_decoder import OutcomeHead, SpatialDecoder
 from generative.world_data import WORLDS_NAME, attach_worlds
@@ -227,10 +226,7 @@ def fit_outcomes(options: FitOutcomesOptions) -> Path:
                      torch.Generator().manual_seed(options.seed))
     for name, (entropy, auc) in (("before", measured[0]), ("after", min(measured))):
         print(f"{name}: held-out loss {entropy:.4f}, AUC of a death {auc:.4f}")
-    save_published(options.output, simulator)
-    copy_settings(options.model_file, options.output)
-    print(f"wrote {options.output}")
-    return options.output
+    return save_changed_copy(simulator, options.model_file, options.output)
 
 
 main = command(FitOutcomesOptions, fit_outcomes)

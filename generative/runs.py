@@ -32,7 +32,7 @@ from common.metrics_log import read_metrics
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
 from generative.losses import LossScales, SimulatorLosses
-from generative.published import load_published
+from generative.published import load_published, save_published
 from generative.simulator import Simulator
 
 PROGRESS_NAME = "progress.csv"
@@ -180,6 +180,14 @@ def copy_settings(model_file: Path, output: Path) -> None:
         source, exported = model_file.parent / name, output.parent / name
         if source.exists() and not exported.exists():
             shutil.copy(source, exported)
+
+
+def save_changed_copy(simulator: Simulator, model_file: Path, output: Path) -> Path:
+    """Write a changed simulator, and the settings of the file that it was read from."""
+    save_published(output, simulator)
+    copy_settings(model_file, output)
+    print(f"wrote {output}")
+    return output
 
 
 def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfig,

@@ -37,8 +37,7 @@ from generative.dataset import RecordedWorlds, RolloutDataset
 from generative.prior import static_globals
 from generative.prior_losses import player_loss, start_loss, without_some_players, world_loss
 from generative.prior_networks import NUM_GLOBALS, with_player
-from generative.published import save_published
-from generative.runs import copy_settings, open_for_export
+from generative.runs import open_for_export, save_changed_copy
 from generative.simulator import Simulator
 from generative.world_data import WORLDS_NAME, attach_worlds
 
@@ -294,10 +293,8 @@ def train_prior(options: TrainPriorOptions) -> Path:
         if status:
             raise Stopped(status, "stopped; run the same command again to resume")
     simulator.prior.trained.fill_(1)
-    save_published(options.output, simulator)
-    copy_settings(options.model_file, options.output)
+    save_changed_copy(simulator, options.model_file, options.output)
     checkpoint.unlink()
-    print(f"wrote {options.output}")
     return options.output
 
 
