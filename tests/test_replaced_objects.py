@@ -3,8 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from conftest import SHIPPED, refusal
+from conftest import SHIPPED
 
 from envs.objects import moving_objects
 from generative import replaced_objects
@@ -113,11 +112,3 @@ def test_rank_correlations_are_over_all_replacements_and_tell_the_agent_alone():
     found = summarise(table, 0).set_index("quantity")
     assert found.loc["effect", "mean"] == pytest.approx(1)
     assert abs(found.loc["at_once", "mean"]) < 0.4 and "occurs" not in found.index
-
-
-def test_a_simulator_without_worlds_is_refused(hard_recording, tmp_path, capsys, monkeypatch):
-    simulator = torch.nn.Module()
-    simulator.squares = None
-    monkeypatch.setattr(replaced_objects.ReplacedOptions, "open_simulator", lambda _: simulator)
-    assert "has no worlds" in refusal(replaced_objects.main,
-                                      arguments(hard_recording, tmp_path / "study"), capsys)
