@@ -37,7 +37,7 @@ from stats.report import format_interval
 
 TRAINING_CURVE = Path("report") / "training_curve.png"  # of the analysed agent
 STRIP_SAMPLES = 3
-STRIP_FUNCTIONS, STRIP_HEIGHT, STRIP_LABELS = 3, 128, 150  # functions; pixels
+STRIP_FUNCTIONS, STRIP_HEIGHT, STRIP_LABELS = 3, 128, 84  # functions; pixels
 
 
 def card_table(output: Path) -> dict[str, Any]:
@@ -53,6 +53,7 @@ def card_table(output: Path) -> dict[str, Any]:
 def effects_table(output: Path) -> dict[str, Any]:
     """Return the table of the effects of each direction on each outcome."""
     table = comparison_store(output / FOLDERS.interventions).read("effects")
+    summary = claims_summary(table)
     table = table[~table["control"]]
     rows: dict[bool, list] = {True: [], False: []}
     for row in table.itertuples():
@@ -61,7 +62,7 @@ def effects_table(output: Path) -> dict[str, Any]:
             f"{row.effect:+.3g} ({row.low_95:+.3g} to {row.high_95:+.3g})", f"{row.p_holm:.2g}",
             f"{row.p_control:.2g}"])
     return {
-        "caption": f"{claims_summary(table)}. Means without and with the "
+        "caption": f"{summary[:1].upper()}{summary[1:]}. Means without and with the "
         "alteration, the change with its 95 % interval, its corrected p, and the share of random "
         "directions with as large a change.",
         "header": ["alteration", "outcome", "unaltered", "altered", "change", "p (Holm)",
@@ -182,7 +183,7 @@ def _labelled(rows: dict[str, np.ndarray]) -> Image.Image:
     whole.paste(image, (STRIP_LABELS, 28))
     draw = ImageDraw.Draw(whole)
     for place, name in enumerate(rows):
-        draw.text((0, 28 + (place + 0.5) * (STRIP_HEIGHT + gap)), name, (0, 0, 0), font,
+        draw.text((8, 28 + (place + 0.5) * (STRIP_HEIGHT + gap)), name, (0, 0, 0), font,
                   anchor="lm")
     for step in range(len(next(iter(rows.values())))):
         draw.text((STRIP_LABELS + (step + 0.5) * (STRIP_HEIGHT + gap), 4), f"step {step}",

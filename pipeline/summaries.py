@@ -119,8 +119,8 @@ def maps(output: Path, _folder: str, files: Sequence[str]) -> str:
     steps = [step for path in paths if path.match("specificity*.json")
              for step in check_entries(read_json(path), _SPECIFICITY, path, _SPECIFICITY)[
                  "correlations"] if step is not None]
-    return f"{sum(path.match('saliency_*.json') for path in paths)} saliency maps" + (
-        f"; map similarity {np.mean(steps):.2f}" if steps else "")
+    number = f"{sum(path.match('saliency_*.json') for path in paths)} maps"
+    return f"map similarity is {np.mean(steps):.2f} ({number})" if steps else number
 
 
 def influences(output: Path, folder: str) -> str:

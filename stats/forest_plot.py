@@ -147,7 +147,7 @@ def _plot_divergence(axes: Axes, over_time: pd.DataFrame) -> None:
     axes.set(xlim=(0, None), ylim=(0, 1.02))
     axes.set_title("divergence of actions over time", fontsize=10)
     axes.set_xlabel(f"step (if at least {MIN_RUNS} unaltered runs reach it)", fontsize=9)
-    axes.set_ylabel("share of pairs with different actions", fontsize=9)
+    axes.set_ylabel("share with another action", fontsize=9)
     axes.grid(alpha=0.3)
 
 

@@ -743,7 +743,7 @@ def test_report_has_the_numbers_of_the_stages(finished):
                           "the last frame is repeated",
         "hidden_states": f"{enough} components hold 95 % of the variance",
         "env_states": "3 clusters",
-        **{f"saliency{kind}": "36 saliency maps; map similarity {:.2f}".format(np.mean([
+        **{f"saliency{kind}": "map similarity is {:.2f} (36 maps)".format(np.mean([
                step for path in find(finished, [
                f"samples/informed_init/sample_*/specificity{kind}.json"])
                for step in json.loads(path.read_text())["correlations"] if step is not None]))
