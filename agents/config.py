@@ -10,7 +10,7 @@ import logging
 import math
 from pathlib import Path
 
-from agents.agent_file import read_origin
+from agents.agent_file import read_origin, usual_training
 from agents.networks import ARCHITECTURES
 from common.cli import OnOff, whole
 from common.config import read_yaml, typed
@@ -22,8 +22,9 @@ from envs.procgen_env import MAX_LEVEL, EnvConfig
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
 # Published defaults, used if neither a flag nor the agent file sets a value.
 _UNTRAINED = {"env_name": "coinrun", "distribution_mode": "easy", "use_backgrounds": False}
-_ASSUMED = {"env_name": "the game {}", "distribution_mode": "the mode {}",
-            "use_backgrounds": "no backgrounds"}  # phrases of messages
+# Phrases of messages.
+_ASSUMED = {"env_name": "the game {}".format, "distribution_mode": "the mode {}".format,
+            "use_backgrounds": {False: "no backgrounds", True: "backgrounds"}.get}
 
 level_seed = whole(0, MAX_LEVEL)
 
@@ -155,20 +156,23 @@ class GameOptions(Options):
         """
         flags = {name: value for name in _UNTRAINED
                  if (value := getattr(self, name)) is not None}
-        trained = {}
+        trained, defaults = {}, _UNTRAINED
         if agent_file is not None:
             trained = {name: value for name, value in vars(read_origin(agent_file)).items()
                        if name in _UNTRAINED and value is not None}
             why = f"{agent_file} does not say how the agent was trained"
+            program, usual = usual_training(agent_file)
+            defaults = {**_UNTRAINED, **usual}
             game = trained.get("env_name")
             if game and flags.get("env_name", game) != game:
                 trained, why = {}, f"{agent_file} was trained in {game}"
-            assumed = {name: value for name, value in _UNTRAINED.items()
+            assumed = {name: value for name, value in defaults.items()
                        if name not in {**flags, **trained}}
             if assumed:
-                logger.warning("%s, so this is assumed: %s; to choose, give %s", why, ", ".join(
-                    _ASSUMED[name].format(value) for name, value in assumed.items()), " and ".join(
+                where = f" (mode and backgrounds as is usual with {program})" if usual else ""
+                logger.warning("%s, so this is assumed: %s%s; to choose, give %s", why, ", ".join(
+                    _ASSUMED[name](value) for name, value in assumed.items()), where, " and ".join(
                         "--use_backgrounds or --no_backgrounds" if name == "use_backgrounds"
                         else f"--{name}" for name in assumed))
-        return EnvConfig(**{**_UNTRAINED, **trained, **flags}, start_level=self.start_level,
+        return EnvConfig(**{**defaults, **trained, **flags}, start_level=self.start_level,
                          num_levels=self.num_levels)
