@@ -17,7 +17,7 @@ from common.config import read_yaml, typed
 from common.errors import UserError, nearest
 from common.options import Options, option
 from common.parameters import one_of, positive
-from envs.procgen_env import MAX_LEVEL, EnvConfig
+from envs.procgen_env import DISPLAY_OPTIONS, MAX_LEVEL, EnvConfig
 
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
 # Published defaults, used if neither a flag nor the agent file sets a value.
@@ -140,6 +140,12 @@ class GameOptions(Options):
     use_backgrounds: bool | None = option(
         None, "draw the game's background images, or none, as for the published agents",
         names=("--use_backgrounds", "--no_backgrounds"), action=OnOff, nargs=0)
+    restrict_themes: bool = option(False, "draw all levels in one theme")
+    use_monochrome_assets: bool = option(False, "draw objects as rectangles of one colour")
+    use_sequential_levels: bool = option(
+        False, "continue with another level when a level is solved, until the agent fails")
+    center_agent: bool = option(
+        True, "show the whole level instead of the player's surroundings, in games where this differs")
 
     def env_config(self, agent_file: Path | None = None) -> EnvConfig:
         """Return the game and levels.
@@ -175,4 +181,5 @@ class GameOptions(Options):
                         "--use_backgrounds or --no_backgrounds" if name == "use_backgrounds"
                         else f"--{name}" for name in assumed))
         return EnvConfig(**{**defaults, **trained, **flags}, start_level=self.start_level,
-                         num_levels=self.num_levels)
+                         num_levels=self.num_levels,
+                         **{name: getattr(self, name) for name in DISPLAY_OPTIONS})

@@ -35,6 +35,10 @@ GAMES_OF_MODE = {
 }
 
 
+DISPLAY_OPTIONS = ("restrict_themes", "use_monochrome_assets", "use_sequential_levels",
+                   "center_agent")
+
+
 @dataclasses.dataclass(frozen=True)
 class EnvConfig:
     """A game and its levels.
@@ -47,6 +51,15 @@ class EnvConfig:
         num_levels: number of consecutive level seeds; 0 for all of them.
         use_backgrounds: whether the game draws background images. The published agents were
             trained without them.
+        restrict_themes: whether all levels have the same theme.
+        use_monochrome_assets: whether objects are drawn as rectangles of one colour.
+        use_sequential_levels: whether the next level follows in the same episode when a level is
+            solved, so that episodes end only by failure.
+        center_agent: whether frames show the player's surroundings instead of the whole level, in
+            games where this differs.
+
+    The last four are attributes of the object, as ``vars`` returns them, only if they differ from
+    their defaults, so that settings of results without them stay equal.
 
     Raises:
         UserError: if there is no such game or mode, or the range of levels is invalid.
@@ -63,8 +76,15 @@ class EnvConfig:
     start_level: int = 0
     num_levels: int = 0
     use_backgrounds: bool = False
+    restrict_themes: bool = False
+    use_monochrome_assets: bool = False
+    use_sequential_levels: bool = False
+    center_agent: bool = True
 
     def __post_init__(self):
+        for name in DISPLAY_OPTIONS:
+            if vars(self).get(name) == getattr(type(self), name):
+                vars(self).pop(name, None)
         if self.env_name not in ENV_NAMES:
             raise UserError(f"there is no Procgen game '{self.env_name}'"
                             f"{nearest(self.env_name, ENV_NAMES)}")
@@ -471,6 +491,7 @@ def _make(config: EnvConfig, levels: range, num: int, seed: int, num_threads: in
         return _Procgen(
             num=num, env_name=config.env_name, distribution_mode=config.distribution_mode,
             use_backgrounds=config.use_backgrounds, num_threads=num_threads,
+            **{name: getattr(config, name) for name in DISPLAY_OPTIONS},
             rand_seed=seed % MAX_LEVEL, render_mode="rgb_array" if person_view else None,
             **({} if config.distribution_mode == "exploration" else range_options))
 
