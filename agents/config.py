@@ -145,7 +145,7 @@ class GameOptions(Options):
     use_sequential_levels: bool = option(
         False, "continue with another level when a level is solved, until the agent fails")
     center_agent: bool = option(
-        True, "show the whole level instead of the player's surroundings, in games where this differs")
+        True, "show the whole level instead of the player's surroundings, where they differ")
 
     def env_config(self, agent_file: Path | None = None) -> EnvConfig:
         """Return the game and levels.

@@ -201,7 +201,7 @@ sys.exit(main())
     ({"attention.weight": torch.zeros(2)}, "'attention.weight', which agents of this"),
     ({"fc_value.bias": "0.5"}, "'fc_value.bias' is not a tensor"),
     ({"fc_policy.weight": torch.zeros(9, 64)},
-     "'fc_policy.weight' has the shape (9, 64), not (15, 64); a head of 9 actions acts in a reduced"),
+     "has the shape (9, 64), not (15, 64); a head of 9 actions acts in a reduced action set"),
     ({"fc_policy.weight": torch.zeros(15, 9)}, "has the shape (15, 9), not (15, 64)"),
     ({"embedder.block2.conv.weight": torch.zeros(32, 3, 3, 3)},
      "'embedder.block2.conv.weight' has the shape (32, 3, 3, 3), not (32, 16, 3, 3)"),
