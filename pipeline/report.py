@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import collections
 import datetime
-import html
 import os
 import re
 import string
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
-from xml.etree.ElementTree import Element
+from urllib.parse import quote
 
-import markdown
 import markupsafe
-from markdown.inlinepatterns import InlineProcessor
-from markdown.treeprocessors import Treeprocessor
 from PIL import Image
 
-from common.errors import UserError, shortened
-from common.files import atomic_path, read_bytes, versions
+from common.documents import render_markdown
+from common.errors import UserError
+from common.files import atomic_path, versions
 from common.page_files import templates
 from common.video import write_poster
 from pipeline.records import DONE, NOT_RUN, Digests, Experiment, Record, state_of_exit
@@ -42,8 +38,6 @@ REPORT = Path("report")
 PAGE_NAME = "index.html"
 TEMPLATES = Path(__file__).parent / "templates"
 WIDE = 2.2  # least ratio of width to height of a picture that is scrolled on a phone
-MAX_DOCUMENT = 1_000_000  # characters of a Markdown file
-MAX_MARKS, MAX_ALL_MARKS = 150, 50_000  # characters such as [ in a block, and in all blocks
 
 
 def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page, running: str = "",
@@ -106,7 +100,8 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page, ru
             "table": table(output) if table and stage in done else None}))
     for document in _documents(output, page, done):
         text = pages.get_template("document.html.j2").render(
-            name=name, body=render_document(output, document))
+            title=name, back=(PAGE_NAME, f"Back to the experiment {name}"),
+            body=render_document(output, document))
         _write(folder / _page_of(output, document), text)
     opening = [shown for shown in map(part, page.opening) if shown["media"]]
     total = sum(record.seconds for record in records.values() if record)
@@ -207,95 +202,17 @@ def _page_of(output: Path, document: Path) -> str:
 
 
 def render_document(output: Path, document: Path) -> markupsafe.Markup:
-    """Convert a Markdown file of an analysis to HTML.
-
-    The file contains names chosen by users. Therefore, embedded HTML is shown as text, except for
-    line breaks and anchors. Links are made relative to the report's folder; links and images with a
-    scheme, such as ``https:``, are shown as text. A document whose conversion could take long is
-    shown as it is.
+    """Convert a Markdown file of an analysis to HTML, with links relative to the report's folder;
+    see ``render_markdown``.
 
     Args:
         output: output folder.
         document: the Markdown file.
-
-    Raises:
-        UserError: if it is not a regular file.
     """
-    text = read_bytes(document).decode(errors="replace")
-    if not _is_simple(text):
-        return markupsafe.Markup("<pre>{}</pre>").format(shortened(text, MAX_DOCUMENT))
-    reader = markdown.Markdown(extensions=["tables"])
-    reader.preprocessors.deregister("html_block")
-    for name in ("html", "autolink", "automail"):
-        reader.inlinePatterns.deregister(name)
-    reader.inlinePatterns.register(_OwnMarkup(_OwnMarkup.PATTERN, reader), "own markup", 90)
-    reader.treeprocessors.register(_Links(output, document), "links", 1)
-    return markupsafe.Markup(reader.convert(text))
-
-
-def _is_simple(text: str) -> bool:
-    """Return whether a Markdown text can be converted quickly. The time grows with the cube of the
-    number of marks in a block, which is a paragraph or a row of a table."""
-    marks = 0
-    for block in re.split(r"\n\s*\n", text):
-        lines = block.splitlines()
-        is_table = len(lines) > 1 and all(line.startswith("|") for line in lines)
-        for part in lines if is_table else [block]:
-            number = len(re.findall(r"[\[`<>*_]", part))
-            marks += number
-            if number > MAX_MARKS:
-                return False
-    return len(text) <= MAX_DOCUMENT and marks <= MAX_ALL_MARKS
-
-
-class _OwnMarkup(InlineProcessor):
-    """Parse the embedded HTML that reports contain: line breaks and anchors."""
-
-    PATTERN = r'<br>|<a id="([a-z0-9_-]+)"></a>'
-
-    def handleMatch(self, m: re.Match, data: str) -> tuple[Element, int, int]:
-        element = Element("a", id=m[1]) if m[1] else Element("br")
-        return element, m.start(0), m.end(0)
-
-
-class _Links(Treeprocessor):
-    """Convert links of a document to links of the page that shows it, and external links to text.
-    """
-
-    def __init__(self, output: Path, document: Path):
-        super().__init__()
-        self._output, self._document = output.resolve(), document
-
-    def run(self, root: Element) -> None:
-        for element in root.iter():
-            name = {"a": "href", "img": "src"}.get(element.tag, "")
-            target = element.get(name)
-            if target is None:  # an anchor without a link
-                continue
-            address = self._moved(html.unescape(target))
-            if address is not None:
-                element.set(name, address)
-                continue
-            element.text = element.get("alt") or element.text
-            element.tag = "span"
-            element.attrib.clear()
-
-    def _moved(self, address: str) -> str | None:
-        """Convert a link of the document to a link of the page that shows the document.
-
-        The result is None unless the link is an anchor or a relative path.
-        """
-        if address.startswith("#"):
-            return address
-        path = unquote(address.partition("#")[0])
-        if not re.fullmatch(r"[\w .-]+(/[\w .-]+)*", path):  # no scheme, no host, no root
-            return None
-        target = (self._document.parent / path).resolve()
-        if target.suffix == ".md" and target.is_file():
-            moved = _page_of(self._output, target)
-        else:
-            moved = os.path.relpath(target, self._output / REPORT)
-        return quote(moved) + address[len(address.partition("#")[0]):]
+    root = output.resolve()
+    return render_markdown(document, lambda target: (
+        _page_of(root, target) if target.suffix == ".md" and target.is_file()
+        else os.path.relpath(target, root / REPORT)))
 
 
 def _row(output: Path, name: str, record: Record | None) -> dict[str, Any]:
