@@ -350,13 +350,16 @@ def _per_steps(row) -> str:
 
 
 def plot_rates(rates: pd.DataFrame, title: str) -> Figure:
-    """Plot failure rates of the conditions and the range of their controls, one panel per cause.
+    """Plot failure rates of the conditions and the range of their controls, one panel per cause of
+    any failure.
 
     Args:
         rates: table as in ``causes.csv``.
         title: title of the figure.
     """
-    causes = list(dict.fromkeys(rates["cause"]))
+    failing = set(rates["cause"][rates["failures"] > 0]) | {ANY}
+    causes = [cause for cause in dict.fromkeys(rates["cause"]) if cause in failing]
+    never = [kind_label(cause) for cause in dict.fromkeys(rates["cause"]) if cause not in failing]
     controls = rates[rates["control"]].groupby(["pattern", "cause"])["rate"]
     shown = rates[~rates["control"]].join(
         controls.agg(control_low="min", control_high="max"), on=["pattern", "cause"])
@@ -379,7 +382,8 @@ def plot_rates(rates: pd.DataFrame, title: str) -> Figure:
         axes.axis("off")
     grey = "; grey: range of the random edits" if rates["control"].any() else ""
     title = textwrap.fill(title, int(12 * figure.get_figwidth()))
-    figure.suptitle(f"{title}\nbars: 95 % (Wilson){grey}", fontsize=11)
+    none = f"\nno failures: {', '.join(never)}" if never else ""
+    figure.suptitle(f"{title}\nbars: 95 % (Wilson){grey}{none}", fontsize=11)
     return figure
 
 

@@ -19,8 +19,11 @@ for (const film of document.querySelectorAll('video')) {
   film.addEventListener('timeupdate', () => { place.value = film.currentTime / film.duration || 0 })
   place.addEventListener('input', () => { film.currentTime = place.value * film.duration || 0 })
   film.controls = false
+  const box = document.createElement('div')
+  box.className = 'film'
+  film.replaceWith(box)
   bar.append(button, place)
-  film.after(bar)
+  box.append(film, bar)
   show()
 }
 if (!matchMedia('(prefers-reduced-motion: reduce)').matches) {
