@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import io
 import itertools
@@ -489,11 +490,11 @@ def is_sha256(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect numerical results."""
-    result = {"python": platform.python_version(), "torch": str(torch.__version__),
-              "numpy": np.__version__}
-    for name in ("procgen", "procgen-mirror", "gym3", "scipy", "scikit-learn", "openTSNE",
+    result = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    for name in ("numpy", "procgen", "procgen-mirror", "gym3", "scipy", "scikit-learn", "openTSNE",
                  "pynndescent", "hdbscan", "numba", "llvmlite", "pandas"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             result[name] = metadata.version(name)

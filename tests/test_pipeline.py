@@ -64,11 +64,16 @@ def note(event, args):
         os.close(file)
 sys.addaudithook(note)
 
-import matplotlib.figure, matplotlib.layout_engine  # figures of few pixels and without a layout
-matplotlib.layout_engine.ConstrainedLayoutEngine.execute = lambda *_: None
+os.fsync = lambda file: None  # no test simulates a power failure
+
+import matplotlib.figure
 save = matplotlib.figure.Figure.savefig
-matplotlib.figure.Figure.savefig = lambda figure, *args, **more: save(
-    figure, *args, **{**more, "dpi": 30})
+def save_small(figure, path, **more):  # few pixels; other tests look at the figures
+    figure.set_layout_engine("none")
+    if "effects" not in str(path):
+        figure.clear()
+    save(figure, path, **{**more, "dpi": 30})
+matplotlib.figure.Figure.savefig = save_small
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 draw = FigureCanvasAgg.draw
