@@ -3,7 +3,7 @@
 // Controls that are operated with a pointer keep the focus, but the keys after a click are meant
 // for the page. Controls reached with the Tab key keep their keys.
 
-const CONTROLS = 'input, select, textarea, button, summary, a, video, dialog, [role=application]'
+const CONTROLS = 'input, select, textarea, button, summary, a, video, dialog'
 const PLAIN = 'button, summary, a' // controls that are operated with Space and Enter alone
 const MOVED = 'input[type=radio], input[type=range]' // and with arrows, Home and End
 let pointed = null // control that was used last, if it was used with a pointer
