@@ -274,13 +274,14 @@ def check_nested(content: Any, path: Path) -> list:
     return values
 
 
-def load_tensors(path: Path, what: str) -> dict:
+def load_tensors(path: Path, what: str, content: bytes | None = None) -> dict:
     """Load an untrusted torch file that holds only tensors and plain values.
 
     Tensors are loaded to the CPU.
 
     Args:
         what: kind of file, for messages.
+        content: content of the file, if it was read before.
 
     Raises:
         UserError: if the file is missing, truncated, damaged or not a torch file, contains code or
@@ -288,7 +289,7 @@ def load_tensors(path: Path, what: str) -> dict:
             that is sparse, nested, quantised, without data, or larger than its stored data
             (expanded).
     """
-    content = read_bytes(path, what)
+    content = read_bytes(path, what) if content is None else content
     file = io.BytesIO(content)  # errors raised from here on are about the contents
     try:
         if zipfile.is_zipfile(file):  # torch does not verify the checksums
