@@ -51,7 +51,10 @@ def film(path):
 def test_a_failure_is_explained_and_played_again(tmp_path, monkeypatch):
     """Fails if a version of the episode differs before the decision, if it is marked at another
     step, or if another action or object is played than the table names."""
+    explanations, measured = [], explained_failure.explanation_of
     monkeypatch.setattr(explained_failure, "TRIES", 8)
+    monkeypatch.setattr(explained_failure, "explanation_of", lambda *inputs: explanations.append(
+        measured(*inputs)) or explanations[-1])
     folder = tmp_path / "page"
     summary = explain(ExplainOptions(agent_file=AGENT, output_dir=folder, **FEW))
     assert summary["class"] != UNAVOIDABLE and summary["best_rate"] > summary["taken_rate"]
@@ -72,8 +75,8 @@ def test_a_failure_is_explained_and_played_again(tmp_path, monkeypatch):
     assert len(re.findall(r'<video src="data:video/mp4;base64,[\w+/]{1000}', page)) == len(films)
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert summary["answer"] in page and "no simulator was given (--model_file)" in page
-    explain(ExplainOptions(agent_file=AGENT, output_dir=folder, num_tried=1, num_fresh=1,
-                           num_envs=16))  # replaces its own output
+    monkeypatch.setattr(explained_failure, "explanation_of", lambda *_: explanations[0])
+    explain(ExplainOptions(agent_file=AGENT, output_dir=folder, **FEW))  # replaces its own output
 
 
 def test_the_simulator_tries_the_same_actions(jumper, tmp_path):
