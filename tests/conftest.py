@@ -382,6 +382,22 @@ def shipped_simulator() -> Simulator:
     return open_simulator(SHIPPED_SIMULATOR, SHIPPED_AGENT, SimulatorConfig(), FLOAT32)
 
 
+BEYOND_FLAGS = ("--num_views", "2", "--num_evaluations", "8", "--num_steps", "8", "--num_redrawn",
+                "2", "--seed", "3", "--precision", "float32", "--device", "cpu", "--unseen")
+
+
+@pytest.fixture(scope="session")
+def beyond_study(hard_recording, shared) -> Path:
+    """A finished study of two views of ``hard_recording``, of generative.beyond."""
+    from generative import beyond
+
+    def make(folder):
+        assert beyond.main([*map(str, (*SHIPPED, "--data_dir", hard_recording.path, "--output_dir",
+                                       folder / "beyond", *BEYOND_FLAGS))]) == 0
+        return folder / "beyond"
+    return shared("beyond_study", make)
+
+
 @pytest.fixture(scope="session")
 def noisy_recording(shared) -> RolloutFolder:
     """Ten episodes of hard levels of CoinRun with worlds. Half of them have action noise, so that

@@ -2,12 +2,13 @@
 
 
 import contextlib
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, SHIPPED, refusal
+from conftest import BEYOND_FLAGS, FLOAT32, SHIPPED, refusal
 
 import record_gen_samples
 from common.errors import UserError
@@ -229,19 +230,14 @@ def test_squares_that_are_not_seen_stay_if_the_effect_needs_them():
 @pytest.fixture(scope="module")
 def run(recording):
     def run_study(folder, *more):
-        return beyond.main([*map(str, (
-            *SHIPPED, "--data_dir", recording.path,
-            "--output_dir", folder, "--num_views", 2, "--num_evaluations", 8, "--num_steps", 8,
-            "--num_redrawn", 2, "--seed", SEED, "--precision", "float32", "--device", "cpu",
-            "--unseen", *more))])
+        return beyond.main([*map(str, (*SHIPPED, "--data_dir", recording.path, "--output_dir",
+                                       folder, *BEYOND_FLAGS, *more))])
     return run_study
 
 
 @pytest.fixture(scope="module")
-def study(run, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("study") / "beyond"
-    assert run(folder) == 0
-    return ResultStore(folder, BEYOND)
+def study(beyond_study):
+    return ResultStore(beyond_study, BEYOND)
 
 
 def test_stored_worlds_have_the_effects_of_the_table(study, simulator, recording):
@@ -268,7 +264,8 @@ def test_stored_worlds_have_the_effects_of_the_table(study, simulator, recording
             assert size >= 0.8 * row.searched - 2e-3
 
 
-def test_a_study_resumes(study, run):
+def test_a_study_resumes(beyond_study, run, tmp_path):
+    study = ResultStore(shutil.copytree(beyond_study, tmp_path / "beyond"), BEYOND)
     paths = [study.file_of("counterfactuals", 0), study.file_of("picture", 1)]
     before = [path.read_bytes() for path in paths]
     kept = study.file_of("worlds", 1).stat().st_mtime_ns

@@ -13,7 +13,7 @@ from common.errors import UserError
 from envs.objects import moving_objects
 from envs.rebuild import keys_of
 from envs.wide_view import WorldView
-from generative import beyond, beyond_verification
+from generative import beyond_verification
 from generative.beyond_results import LEAST
 from generative.beyond_verification import summarise
 from generative.dataset import WindowPlace
@@ -37,13 +37,8 @@ def simulator(shipped_simulator):
 
 
 @pytest.fixture(scope="module")
-def study(recording, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("study") / "beyond"
-    assert beyond.main([*map(str, (
-        *SHIPPED, "--data_dir", recording.path,
-        "--output_dir", folder, "--num_views", 2, "--num_evaluations", 8, "--num_steps", STEPS,
-        "--num_redrawn", 1, "--precision", "float32", "--device", "cpu", "--unseen"))]) == 0
-    return folder
+def study(beyond_study):
+    return beyond_study
 
 
 @pytest.fixture(scope="module")

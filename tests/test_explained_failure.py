@@ -72,7 +72,8 @@ def test_a_failure_is_explained_and_played_again(tmp_path, monkeypatch):
     assert len(re.findall(r'<video src="data:video/mp4;base64,[\w+/]{1000}', page)) == len(films)
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert summary["answer"] in page and "no simulator was given (--model_file)" in page
-    explain(ExplainOptions(agent_file=AGENT, output_dir=folder, **FEW))  # replaces its own output
+    explain(ExplainOptions(agent_file=AGENT, output_dir=folder, num_tried=1, num_fresh=1,
+                           num_envs=16))  # replaces its own output
 
 
 def test_the_simulator_tries_the_same_actions(jumper, tmp_path):

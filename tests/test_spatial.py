@@ -506,8 +506,8 @@ def test_checkpoints_hold_the_average_of_the_weights(recording, tmp_path):
 
 
 def test_it_learns_how_the_camera_moves(recording, tmp_path):
-    settings = settings_for(recording, max_batches=30, training={
-        "log_interval": 5, "true_camera_share": 1.0, "batch_size": 8, "lr": 5e-3,
+    settings = settings_for(recording, max_batches=18, training={
+        "log_interval": 3, "true_camera_share": 1.0, "batch_size": 8, "lr": 5e-3,
         "agent_every": 8})
     assert SimulatorTraining(tmp_path, settings, FLOAT32).train() == 0
     log = pd.read_csv(tmp_path / PROGRESS_NAME)
@@ -530,14 +530,15 @@ def test_the_camera_alone_sees_what_it_sees_in_the_simulator(simulator, dataset,
                                atol=5e-3, rtol=0)
 
 
-def test_the_camera_alone_is_trained(recording, tmp_path, capsys):
+def test_the_camera_alone_is_trained(recording, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(fit_camera, "_HELD_OUT", 60)
     settings = settings_for(recording, max_batches=1)
     run = SimulatorTraining(tmp_path / "run", settings, FLOAT32)
     assert run.train() == 0
     fitted = tmp_path / "fitted" / "model.pt"
     assert fit_camera.main([
         "--agent_file", str(AGENT), "--model_file", str(run.newest_checkpoint), "--data_dir",
-        str(recording), "--num_windows", "200", "--num_batches", "60", "--output", str(fitted),
+        str(recording), "--num_windows", "100", "--num_batches", "50", "--output", str(fitted),
         "--device", "cpu"]) == 0
     before, after = re.findall(r"median ([\d.]+)|, ([\d.]+) after", capsys.readouterr().out)
     assert float(after[1]) < 0.8 * float(before[0])
