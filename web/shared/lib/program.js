@@ -308,8 +308,10 @@ export class Program {
    * the name of an input; other inputs keep their values. */
   run(given = {}) {
     for (const [name, value] of Object.entries(given)) {
-      if (typeof value === 'number') this.inputs[name].fill(value)
-      else this.inputs[name].set(value)
+      const input = this.inputs[name]
+      if (typeof value === 'number') input.fill(value)
+      else if (value.length === input.length) input.set(value)
+      else throw new Error(`${name} has ${value.length} numbers instead of ${input.length}`)
     }
     for (const step of this.steps) step()
     return this.outputs
