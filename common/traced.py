@@ -447,6 +447,8 @@ class _Writer:
 
     def _index(self, node, arguments, options, result) -> int:
         tensor, indices = arguments
+        if not any(index in self._numbers for index in node.args[1] if index is not None):
+            return self._moved(node, arguments, options)
         if any(index is None or index.dtype == torch.bool for index in indices):
             raise NotImplementedError("this kind of indexing")
         shape = torch.broadcast_shapes(*(index.shape for index in indices))

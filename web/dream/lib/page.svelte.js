@@ -6,6 +6,7 @@ import { imageOf, loadManifest, loadPrograms, loadStart, loadSurround } from './
 import { Dream, parting } from './dream.svelte.js'
 import { Engine } from './engine.js'
 import { uniform } from './random.js'
+import { noiseOf } from './world.js'
 
 const ENDED = 0.5 // probability of an end at which the episode counts as ended
 const MOST_STEPS = 2000
@@ -161,6 +162,12 @@ export class Page {
       this.busy = ''
     }
     return worlds.get(seed)
+  }
+
+  /** Return the noise of squares of the start's world, moved on by some squares; for tests. */
+  noise(origin) {
+    return Object.fromEntries(Object.entries(noiseOf(this.start.seed, origin, this.manifest.world)).map(
+      ([name, numbers]) => [name, Array.from(numbers)]))
   }
 
   #begin(world) {

@@ -97,9 +97,9 @@ export function drawCells(ctx, { x, y, w, h }, effects, side, size, stride, full
 
 const MARGIN = { left: 44, right: 10 }
 export const ROWS = [['value', 74], ['P(end)', 52], ['reward', 40]]
-const GAP = 16
+const [FIRST, GAP] = [18, 22]
 
-export const courseHeight = ROWS.reduce((sum, [, tall]) => sum + tall + GAP, 0) + 18
+export const courseHeight = FIRST + ROWS.reduce((sum, [, tall]) => sum + tall + GAP, 0)
 
 /** Return the step at a horizontal position in a course of `most` steps. */
 export const stepAt = (x, width, most) =>
@@ -112,7 +112,7 @@ export function drawCourse(ctx, { x, w }, { dreams, truth, step, most, ended }, 
   const right = x + w - MARGIN.right
   const sx = (at) => left + (right - left) * at / (most - 1)
   ctx.font = '11px system-ui, sans-serif'
-  let top = 6
+  let top = FIRST
   for (const [name, tall] of ROWS) {
     const lines = dreams.map(({ steps, colour }) => ({ colour, values: steps.map((each) => valueOf(each, name)) }))
     if (name === 'value' && truth) lines.push({ colour: colours.recorded, values: truth.slice(0, most), dashed: true })
@@ -130,7 +130,7 @@ export function drawCourse(ctx, { x, w }, { dreams, truth, step, most, ended }, 
     }
     ctx.textAlign = 'left'
     ctx.textBaseline = 'bottom'
-    ctx.fillText(name, left, top - 1 + 0.5)
+    ctx.fillText(name, left + 2, top - 3)
     for (const { colour, values, dashed } of lines.toReversed()) {
       ctx.strokeStyle = colour
       ctx.lineWidth = 1.75
@@ -162,7 +162,7 @@ export function drawCourse(ctx, { x, w }, { dreams, truth, step, most, ended }, 
   const gap = most > 200 ? 50 : most > 60 ? 20 : 10
   for (let at = 0; at < most; at += gap) {
     ctx.textAlign = at ? 'center' : 'left'
-    ctx.fillText(at ? at : 'step 0', sx(at), top - GAP + 4)
+    ctx.fillText(at ? at : 'step 0', sx(at), top - GAP + 5)
   }
 }
 
