@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _aten = torch.ops.aten
+_Node = Any  # a torch.fx.Node, the types of whose arguments are too general here
 _LARGEST = 3e38  # limit that float32 numbers keep
 _MOST_EXACT = 2 ** 24  # whole numbers up to this size are exact in float32
 
@@ -118,9 +119,9 @@ class _Writer:
         self.instructions: list[list] = []
         self.constants: dict[int, np.ndarray] = {}
         self._count = 0
-        self._results: dict[torch.fx.Node, Any] = {}  # tensors, or tuples of tensors
-        self._numbers: dict[torch.fx.Node, Any] = {}  # numbers of values; none for constants
-        self._constants_of: dict[torch.fx.Node, int] = {}
+        self._results: dict[_Node, Any] = {}  # tensors, or tuples of tensors
+        self._numbers: dict[_Node, Any] = {}  # numbers of values; none for constants
+        self._constants_of: dict[_Node, int] = {}
         self.inputs: dict[str, int] = {}
         self.shapes: dict[str, list[int]] = {}
         given = iter(inputs.items())
@@ -155,7 +156,7 @@ class _Writer:
         self._count += 1
         return self._count - 1
 
-    def _emit(self, name: str, count: int, inputs: Sequence[Any], *settings: Any) -> int:
+    def _emit(self, name: str, count: int, inputs: Iterable[Any], *settings: Any) -> int:
         """Write an instruction with one result, and return its number."""
         result = self._new()
         self.instructions.append([name, [result], count, list(inputs), *settings])
@@ -176,7 +177,7 @@ class _Writer:
         self.constants[number] = half if np.array_equal(half.astype(np.float32), array) else array
         return number
 
-    def _number(self, node: torch.fx.Node) -> int:
+    def _number(self, node: _Node) -> int:
         """Return the number of a node's value."""
         if node in self._numbers:
             return self._numbers[node]
@@ -187,7 +188,7 @@ class _Writer:
     def _expanded(self, node: Any, shape: torch.Size) -> Any:
         """Return an argument of an operation on each number: a number of a value of the shape or
         with one number, or [number] if it is a plain number."""
-        if not isinstance(node, torch.fx.Node):
+        if not isinstance(node, _Node):
             return [float(node)]
         tensor = self._results[node]
         if node not in self._numbers:
@@ -206,11 +207,9 @@ class _Writer:
             view: view of ``base``.
             base: tensor of the value's shape.
         """
-        probe = torch.empty(base.shape, device="meta")
-        strides = view.stride() if base.is_contiguous() else None
-        assert strides is not None, probe
+        assert base.is_contiguous()
         dims: list[list[int]] = []  # length and stride, neighbours joined where possible
-        for length, stride in zip(view.shape, strides):
+        for length, stride in zip(view.shape, view.stride()):
             if length == 1:
                 continue
             if dims and dims[-1][1] == stride * length:
@@ -224,7 +223,7 @@ class _Writer:
             return self._emit("part", view.numel(), [number], offset)
         return self._emit("strided", view.numel(), [number], offset, *map(list, zip(*dims)))
 
-    def _call(self, node: torch.fx.Node) -> None:
+    def _call(self, node: _Node) -> None:
         """Compute a node and, if it depends on inputs, write its instructions."""
         results = self._results
         arguments = torch.fx.map_arg(node.args, results.__getitem__)
@@ -249,7 +248,7 @@ class _Writer:
             return
         self._numbers[node] = self._written(node, kind, arguments, options, result)
 
-    def _written(self, node: torch.fx.Node, kind: Any, arguments: tuple, options: dict,
+    def _written(self, node: _Node, kind: Any, arguments: tuple, options: dict,
                  result: Any) -> Any:
         """Write the instructions of a node, and return the numbers of its results."""
         first = node.args[0]
@@ -275,14 +274,14 @@ class _Writer:
             raise NotImplementedError(f"pages cannot run the operation {node.target}")
         return method(node, arguments, options, result)
 
-    def _moved(self, node: torch.fx.Node, arguments: tuple, options: dict) -> int:
+    def _moved(self, node: _Node, arguments: tuple, options: dict) -> int:
         """Write an operation that moves numbers, with the places that they come from (-1 for 0)."""
         places = 1 + torch.arange(arguments[0].numel(), dtype=torch.float64)
         moved = node.target(places.reshape(arguments[0].shape), *arguments[1:], **options)
         return self._emit("take", moved.numel(), [
             self._number(node.args[0]), self._constant(moved - 1, is_index=True)])
 
-    def _each(self, name: str, node: torch.fx.Node, options: dict, result: Tensor) -> int:
+    def _each(self, name: str, node: _Node, options: dict, result: Tensor) -> int:
         arguments = list(node.args)
         if options.get("rounding_mode") == "floor":
             name = "floor_div"
@@ -304,7 +303,7 @@ class _Writer:
             self._number(node.args[0]), [-_LARGEST if low is None else low],
             [_LARGEST if high is None else high]])
 
-    def _reduced(self, name: str, node: torch.fx.Node, arguments: tuple, options: dict,
+    def _reduced(self, name: str, node: _Node, arguments: tuple, options: dict,
                  result: Tensor) -> int:
         tensor = arguments[0]
         dims = options.get("dim", arguments[1] if len(arguments) > 1 else None)
@@ -315,14 +314,14 @@ class _Writer:
         rows = result.numel()
         return self._emit(name, rows, [last], rows, tensor.numel() // max(rows, 1))
 
-    def _at_end(self, node: torch.fx.Node, dims: Sequence[int]) -> tuple[int, list[int]]:
+    def _at_end(self, node: _Node, dims: Sequence[int]) -> tuple[int, list[int]]:
         """Return the number of a node's value with some dimensions moved to the end, and the order
         of its dimensions."""
         tensor = torch.empty(self._results[node].shape)
         order = [dim for dim in range(tensor.ndim) if dim not in dims] + list(dims)
         return self._strided(self._number(node), tensor.permute(order), tensor), order
 
-    def _along(self, name: str, node: torch.fx.Node, dim: int, result: Tensor) -> int:
+    def _along(self, name: str, node: _Node, dim: int, result: Tensor) -> int:
         """Write an operation along one dimension that keeps the shape."""
         shape = result.shape
         last, order = self._at_end(node.args[0], [dim % result.ndim])
@@ -367,29 +366,29 @@ class _Writer:
             *image.shape, weight.shape[0], *weight.shape[2:], stride[0], padding[0],
             *result.shape[2:])
 
-    def _matmul(self, one: int, other: int, batch: int, sizes: Sequence[int]) -> int:
-        rows, inner, columns = sizes
-        return self._emit("matmul", batch * rows * columns, [one, other], batch, rows, inner,
-                          columns)
+    def _product(self, factors: Sequence[_Node], batch: int, rows: int, inner: int,
+                 columns: int) -> int:
+        """Write a product of matrices (batch, rows, inner) and (batch, inner, columns)."""
+        return self._emit("matmul", batch * rows * columns, map(self._number, factors), batch,
+                          rows, inner, columns)
 
     def _mm(self, node, arguments, options, result) -> int:
         one, other = arguments
-        return self._matmul(*map(self._number, node.args), 1, (*one.shape, other.shape[1]))
+        return self._product(node.args, 1, *one.shape, other.shape[1])
 
     def _mv(self, node, arguments, options, result) -> int:
         one, _ = arguments
-        return self._matmul(*map(self._number, node.args), 1, (*one.shape, 1))
+        return self._product(node.args, 1, *one.shape, 1)
 
     def _bmm(self, node, arguments, options, result) -> int:
         one, other = arguments
-        return self._matmul(*map(self._number, node.args), len(one),
-                            (*one.shape[1:], other.shape[2]))
+        return self._product(node.args, *one.shape, other.shape[2])
 
     def _addmm(self, node, arguments, options, result) -> int:
         if options:
             raise NotImplementedError("factors of a matrix product")
         _, one, other = arguments
-        product = self._matmul(*map(self._number, node.args[1:]), 1, (*one.shape, other.shape[1]))
+        product = self._product(node.args[1:], 1, *one.shape, other.shape[1])
         return self._emit("add", result.numel(), [
             product, self._expanded(node.args[0], result.shape)])
 
@@ -407,7 +406,7 @@ class _Writer:
 
     def _avg_pool2d(self, node, arguments, options, result) -> int:
         image, kernel = arguments[:2]
-        if len(arguments) > 2 and arguments[2] not in ([], kernel) or len(arguments) > 3:
+        if (len(arguments) > 2 and arguments[2] not in ([], kernel)) or len(arguments) > 3:
             raise NotImplementedError("average pooling with overlap or padding")
         blocks = torch.empty(image.shape)
         blocks = blocks.unflatten(3, (-1, kernel[1])).unflatten(2, (-1, kernel[0]))

@@ -122,13 +122,13 @@ def hidden_axes(policy: Policy, hidden: np.ndarray) -> list[Axis]:
     right, up = np.array(ACTION_DIRECTIONS).T
     weight = policy.fc_policy.weight.detach().numpy()
     axes = {"raises the value": policy.fc_value.weight.detach().numpy()[0],
-            "right rather than left": weight[right > 0].mean(axis=0) - weight[right < 0].mean(axis=0),
-            "up rather than not": weight[up > 0].mean(axis=0) - weight[up <= 0].mean(axis=0)}
+            "right rather than left": weight[right > 0].mean(0) - weight[right < 0].mean(0),
+            "up rather than not": weight[up > 0].mean(0) - weight[up <= 0].mean(0)}
     centred = hidden - hidden.mean(axis=0)
     _, sizes, components = np.linalg.svd(centred, full_matrices=False)
     shares = sizes ** 2 / (sizes ** 2).sum()
     for i in range(min(NUM_COMPONENTS, len(components))):
-        axes[f"component {i + 1} ({100 * shares[i]:.0f} % of variance)"] = components[i]
+        axes[f"component {i + 1} ({shares[i]:.0%} of variance)"] = components[i]
     found = []
     for name, vector in axes.items():
         vector = vector / np.linalg.norm(vector)

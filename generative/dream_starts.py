@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from common.errors import UserError
 from common.game_constants import FRAME_SIZE
@@ -21,8 +20,8 @@ from generative.imagining import random_starts
 from generative.networks import LatentSampler
 from generative.recorded_views import NEAR_END, RecordedView, choose_views
 from generative.simulator import Simulator, Start
-from generative.start_worlds import rounded, world_seeds
 from generative.squares import World
+from generative.start_worlds import rounded, world_seeds
 
 DEATH, COIN, TIME = "death", "reward", "time limit"  # ends of episodes
 _MODE = LatentSampler("mode")
@@ -131,10 +130,9 @@ def _recorded(simulator: Simulator, dataset: RolloutDataset, places: Sequence[Re
 
 def _rows(start: Start) -> list[Start]:
     """Divide a batch of starts."""
-    def row(value: Tensor | World | None, i: int) -> Tensor | World | None:
-        return None if value is None else value[[i]]
-
-    return [Start(**{name: row(value, i) for name, value in vars(start).items()})
+    tensors = {name: value for name, value in vars(start).items() if name != "world"}
+    return [Start(**{name: tensor[[i]] for name, tensor in tensors.items()},
+                  world=None if start.world is None else start.world[[i]])
             for i in range(len(start.env_h))]
 
 

@@ -152,7 +152,8 @@ class Prior(nn.Module):
         """
         num = world.squares.shape[1]
         view = camera.displacement.detach() - world.corner.detach()  # its corner in the world
-        near = (view < BORDER_MARGIN) | (view > num * pixels_per_square - FRAME_SIZE - BORDER_MARGIN)
+        last = num * pixels_per_square - FRAME_SIZE
+        near = (view < BORDER_MARGIN) | (view > last - BORDER_MARGIN)
         rows = near.any(dim=-1).nonzero()[:, 0]
         if not len(rows):
             return world

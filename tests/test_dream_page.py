@@ -35,16 +35,20 @@ PLAY = """async ([actions, noise]) => {
     const { arrays } = loaded
     let world = loaded.world
     if (noise) {
-        const given = Object.fromEntries(Object.entries(noise).map(([name, numbers]) => [name, Float32Array.from(numbers)]))
-        world = await engine.run('another', { number: world, known: arrays.known, h: arrays.h, seed: 77, noise: given })
+        const given = Object.fromEntries(Object.entries(noise).map(
+            ([name, numbers]) => [name, Float32Array.from(numbers)]))
+        world = await engine.run('another', {
+            number: world, known: arrays.known, h: arrays.h, seed: 77, noise: given })
     }
     let before = { h: arrays.h, hidden: arrays.hidden, world }
     const found = []
     for (let step = 0; step <= actions.length; step++) {
-        const action = step ? manifest.actions.map((_, i) => Number(i === actions[step - 1])) : arrays.action
-        before = await engine.run('step', { h: before.h, hidden: before.hidden, world: before.world, action, step, edits: [] })
-        found.push({ image: Array.from(before.frame), logProbs: Array.from(before.logProbs), value: before.value,
-            reward: before.reward, end: before.end, moved: before.world !== world })
+        const taken = manifest.actions.map((_, i) => Number(i === actions[step - 1]))
+        before = await engine.run('step', { h: before.h, hidden: before.hidden,
+            world: before.world, action: step ? taken : arrays.action, step, edits: [] })
+        found.push({ image: Array.from(before.frame), logProbs: Array.from(before.logProbs),
+            value: before.value, reward: before.reward, end: before.end,
+            moved: before.world !== world })
     }
     return found
 }"""
@@ -73,6 +77,7 @@ def starts(simulator, hard_recording):
 def page(browser, exported):
     with opened_page(browser, exported.as_uri(), viewport={"width": 1440, "height": 900},
                      color_scheme="light") as page:
+        page.set_default_timeout(60_000)  # milliseconds
         yield page
 
 
@@ -183,7 +188,7 @@ def test_the_page_is_small_and_fast(page, exported):
 
 
 def test_the_agent_and_the_person_act(page, starts):
-    show(page, "start=1&mode=likely")
+    show(page, "start=5&mode=likely")
     first = pixels(page.get_by_label("frame of the dream"))
     page.keyboard.press(".")
     page.wait_for_function("() => dream.view.step === 1 && !dream.working")
@@ -213,7 +218,8 @@ def test_the_agent_and_the_person_act(page, starts):
 
 def test_an_address_holds_the_whole_dream(page, browser, exported):
     show(page, "start=2&mode=you&world=3&actions=HHhIb&step=4&edit=1_add_2_3_&notes=a%26b")
-    keep = """() => dream.dream.steps.map(({ action, own, value, end }) => [action, own, value, end])"""
+    keep = """() => dream.dream.steps.map(
+        ({ action, own, value, end }) => [action, own, value, end])"""
     was = page.evaluate(keep)
     assert [action for action, *_ in was[1:]] == [7, 7, 7, 8, 1]
     assert [own for _, own, *_ in was[1:]] == [True, True, False, True, False]
@@ -254,7 +260,8 @@ def test_saliency_is_the_change_when_a_cell_is_blurred(page, simulator, starts):
     show(page, "start=1&mode=you")
     page.get_by_role("button", name="for the value").click()
     page.wait_for_function("() => dream.saliency && !dream.working")
-    found = page.evaluate("({ side: dream.saliency.side, value: Array.from(dream.saliency.value) })")
+    found = page.evaluate("""() => ({
+        side: dream.saliency.side, value: Array.from(dream.saliency.value) })""")
     step = expected(simulator, starts[0].start, [])[0]
     blurred = step.images
     for _ in range(12):
