@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agents.agent_file import load_agent
+import numpy as np
+
+from agents.agent_file import load_agent, read_origin
 from agents.episodes import Episode, PlayOptions, play_episodes, summarise
 from agents.failures import attribute_failures, causes_of, unknown_hazards
 from agents.goal_places import GoalEdit, GoalGameOptions, goal_described, words_of
-from agents.networks import Policy
+from agents.networks import Policy, blind_policy
 from agents.provenance import agent_sha256
 from agents.reference_set import played_reference
 from agents.similarity import compare_agents, format_similarity
@@ -22,6 +24,7 @@ from common.cli import count, environments, output_file, seed, whole
 from common.devices import Compute
 from common.errors import UserError
 from common.files import read_description, save_json, versions
+from common.game_constants import NUM_ACTIONS
 from common.options import ComputeOptions, OutputFileOptions, command, option
 from common.progress import with_progress
 from envs.coin import END
@@ -89,6 +92,9 @@ def evaluate_agent(options: EvaluateOptions) -> dict[str, Any]:
         **({} if new is None else {"share_left_out": new[1]}), "precision": compute.precision,
         "versions": versions(),
         **play_levels(options, policy, compute, config, levels, edit)}
+    if options.env_name is None and read_origin(options.agent_file).env_name is None:
+        warn_of_wrong_game(options, compute, config, [level for _, level in levels[:100]], edit,
+                           result)
     if options.other_agent and other:
         result["alike"] = {
             "other_agent_sha256": agent_sha256(options.other_agent), **compare_agents(
@@ -136,6 +142,21 @@ def play_levels(options: EvaluateOptions, policy: Policy, compute: Compute, conf
             for cause in causes_of(config.env_name)}
         print_causes(described["causes"], config.env_name)
     return described
+
+
+def warn_of_wrong_game(options: EvaluateOptions, compute: Compute, config: EnvConfig,
+                       levels: Sequence[int], edit: GoalEdit | None,
+                       result: Mapping[str, Any]) -> None:
+    """Compare an agent whose game is assumed with a random agent, on some of the levels."""
+    random = summarise(play_episodes(
+        compute.place(blind_policy(np.zeros(NUM_ACTIONS))), compute, config,
+        list(enumerate(levels)), options.seed, options.num_envs,
+        PlayOptions(edit=edit, keep_frames=False)))
+    print(f"a random agent: {random}")
+    if (result["return_interval"] or [result["mean_return"]])[0] <= random.mean_return:
+        print(f"the agent is not clearly better than a random agent, so {config.env_name} looks "
+              "like the wrong game; choose another with --env_name (and --distribution_mode, "
+              "--use_backgrounds or --no_backgrounds)")
 
 
 def print_causes(causes: Mapping[str, Mapping[str, Any]], game: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from common.cli import count
@@ -11,17 +14,19 @@ from common.config import yaml_given
 from common.errors import Stopped, UserError, nearest
 from common.options import Options, command, option
 from common.shards import Shard, shard
+from common.tables import format_count
 from pipeline.cluster import CLUSTER_FILE, SCHEDULERS, TIME_IS_UP, load_cluster
-from pipeline.presets import OWN_SUFFIXES, load_preset, read_hyperparams
+from pipeline.presets import OWN_SUFFIXES, Preset, load_preset, read_hyperparams
 from pipeline.process import torchrun_arguments
 from pipeline.records import Experiment, Part
 from pipeline.report import print_plan, print_table, write_report
-from pipeline.runner import Pipeline
-from pipeline.stage import ROOT, PathResolver
+from pipeline.runner import CONTINUE, RUN, Decision, Pipeline
+from pipeline.stage import ROOT, PathResolver, Stage
 from pipeline.stage_files import all_stages, page_of
 from pipeline.submission import Submitter, print_status
 
 FORBIDDEN = set("/\\\0")
+SECONDS_BETWEEN_PAGES = 25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,12 +149,57 @@ def _run(options: PipelineOptions, hyperparams: dict[Path, dict]) -> int:
         if options.accept:
             print(*pipeline.accept(), sep="\n")
             return 0
-        outcomes = list(pipeline.run())
+        outcomes = run_stages(pipeline, preset)
         page = write_report(experiment, stages, page_of(preset))
     print_table(experiment, outcomes)
     print(f"\nopen {page.absolute()}")
     *_, (_, _, status) = outcomes
     return status
+
+
+def run_stages(pipeline: Pipeline, preset: Preset) -> list[tuple[Stage, Decision, int]]:
+    """Run the stages; meanwhile, write the page again after a stage at intervals.
+
+    Returns:
+        See ``Pipeline.run``.
+    """
+    experiment, page = pipeline.experiment, page_of(preset)
+    outcomes, begun, written = [], time.monotonic(), -math.inf
+    for outcome in pipeline.run():
+        outcomes.append(outcome)
+        _, decision, status = outcome
+        now = time.monotonic()
+        is_recent = now - written < SECONDS_BETWEEN_PAGES
+        if decision.action not in (RUN, CONTINUE) or status or is_recent:
+            continue
+        path = write_report(experiment, pipeline.stages, page, progress(
+            pipeline.stages, [stage.name for stage, *_ in outcomes],
+            preset.settings.get("seconds") or {}, now - begun), pipeline.digests)
+        if written < 0:
+            print(f"\nopen {path.absolute()}; it grows as stages finish", flush=True)
+        written = time.monotonic()
+    return outcomes
+
+
+def progress(stages: Sequence[Stage], finished: Sequence[str], usual: Mapping[str, float],
+             seconds: float) -> str:
+    """Say how many stages are finished, and how long the others will take.
+
+    Args:
+        stages: all stages.
+        finished: names of the finished stages.
+        usual: usual run times of stages on some machine, in seconds; may be empty.
+        seconds: time that the finished stages have taken on this machine.
+    """
+    sentence = f"{len(finished)} of {len(stages)} stages are finished."
+    if len(finished) == len(stages):
+        return ""
+    past = sum(usual.get(name, 0) for name in finished)
+    if not past:
+        return sentence
+    left = seconds / past * sum(usual.get(stage.name, 0) for stage in stages
+                                if stage.name not in finished)
+    return f"{sentence} About {format_count(max(round(left / 60), 1), 'minutes')} left."
 
 
 def submit(options: PipelineOptions, pipeline: Pipeline, description: dict) -> int:

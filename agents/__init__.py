@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from agents.replay import level_states
     from agents.rollout_files import RolloutFolder
     from agents.testbed import Condition, Testbed, evaluate
+    from agents.wrapping import wrap
     from common.devices import Compute
 
 __all__ = [
     "Compute", "Condition", "Patch", "RolloutFolder", "Testbed", "as_frames", "as_images",
-    "cached", "evaluate", "level_states", "load_agent", "patched", "record",
+    "cached", "evaluate", "level_states", "load_agent", "patched", "record", "wrap",
 ]
 __getattr__, __dir__ = lazy_exports(__name__, {
     "agents.agent_file": ["load_agent"],
@@ -29,4 +30,5 @@ __getattr__, __dir__ = lazy_exports(__name__, {
     "agents.replay": ["level_states"],
     "agents.rollout_files": ["RolloutFolder"],
     "agents.testbed": ["Condition", "Testbed", "evaluate"],
+    "agents.wrapping": ["wrap"],
     "common.devices": ["Compute"]})

@@ -1,5 +1,7 @@
 """Read and write agent files ``model_<timesteps>.pth`` in the published layouts.
 
+``agents.foreign_files`` converts files of other programs to these layouts.
+
 A file is a dict with ``model_state_dict`` and ``optimizer_state_dict``; our files also have an
 entry ``learned_initial_state``, see ``Policy``. Some published files contain only the weights,
 under ``state_dict``, and older recurrent ones lack ``init_hx``. Architecture and widths are
@@ -19,12 +21,11 @@ agent before its first edit; it is also set if an edit changed the weights.
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import dataclasses
 import hashlib
 import math
 import re
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,25 @@ import torch
 from torch import Tensor
 
 from agents.edits import Edit, add_edit
-from agents.networks import ClearEmbedder, Embedder, ImpalaEmbedder, NatureEmbedder, Policy
+from agents.foreign_files import Program, read_content
+from agents.networks import (
+    ClearEmbedder,
+    Embedder,
+    ImpalaEmbedder,
+    LstmMemory,
+    NatureEmbedder,
+    Policy,
+)
+from agents.wrapping import agent_script
 from common.config import typed
-from common.errors import UserError, shortened
-from common.files import checked_weights, load_tensors, save_tensors
+from common.errors import UserError
+from common.files import checked_weights, save_tensors
+from common.game_constants import NUM_ACTIONS
 
 ADAM_EPS = 1e-5
+NEVER = -1e4  # logit of actions that an agent with a reduced action set does not have
 _EDITS = "edits"
-_PUBLISHED_ORDER = ("init_hx", "embedder", "fc_policy", "fc_value", "gru")
+_PUBLISHED_ORDER = ("init_hx", "embedder", "fc_policy", "fc_value", "gru", "lstm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +128,18 @@ def _published_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: _PUBLISHED_ORDER.index(name.partition(".")[0]))
 
 
-def load_agent(path: str | Path, device: torch.device | str = "cpu") -> Policy:
-    """Load the policy from an agent file of this project or a published one.
+def load_agent(path: str | Path, device: torch.device | str = "cpu",
+               actions: Sequence[int] | None = None) -> Policy:
+    """Load the policy from an agent file of this project or of another program.
 
-    A published recurrent agent starts its episodes from a hidden state of zeros, because it was
-    trained that way, even if its file has an ``init_hx``.
+    ``agents.foreign_files`` lists the programs. A Python file is run and must define the agent, see
+    ``agents.wrapping.agent_script``. A published recurrent agent starts its episodes
+    from a hidden state of zeros, because it was trained that way, even if its file has an
+    ``init_hx``.
+
+    Args:
+        actions: Procgen's action of each output of the policy head, for an agent with a reduced
+            action set; it then never takes the other actions.
 
     Raises:
         UserError: if the file is missing, truncated or not an agent file, if a tensor is missing,
@@ -133,12 +152,16 @@ def load_agent(path: str | Path, device: torch.device | str = "cpu") -> Policy:
         >>> assert output.values.shape == (8,) and output.log_probs.shape == (8, 15)
     """
     path = Path(path)
-    content = _read(path)
+    if path.suffix == ".py":
+        return copy.deepcopy(agent_script(path)["agent"]).to(device)
+    content = read_content(path)
     state = _weights_of(content)
     if not isinstance(state, dict):
         raise UserError(f"{path} is not an agent file: it has neither a 'model_state_dict' nor a "
-                        f"'state_dict', under which the weights are{_hint_of_names(content)}")
+                        "'state_dict', under which the weights are")
     checked_weights(state, f"the agent file {path}")
+    if actions is not None:
+        state = _with_all_actions(state, actions, path)
     learned_initial_state = content.get("learned_initial_state", False) is True
     policy = _policy_like(state, learned_initial_state, path)
     if policy.recurrent and not policy.learned_initial_state:
@@ -152,13 +175,37 @@ def load_agent(path: str | Path, device: torch.device | str = "cpu") -> Policy:
     return policy.to(device)
 
 
+def _with_all_actions(state: dict[str, Tensor], actions: Sequence[int], path: Path
+                      ) -> dict[str, Tensor]:
+    """Return weights whose policy head has an output for each action of Procgen."""
+    head = state.get("fc_policy.weight"), state.get("fc_policy.bias")
+    if any(tensor is None or len(tensor) != len(actions) for tensor in head):
+        number = "no" if head[0] is None else len(head[0])
+        raise UserError(f"{len(actions)} actions were given, but the policy head of {path} has "
+                        f"{number} outputs")
+    weight, bias = head
+    assert weight is not None and bias is not None
+    full = {"fc_policy.weight": weight.new_zeros(NUM_ACTIONS, *weight.shape[1:]),
+            "fc_policy.bias": bias.new_full((NUM_ACTIONS,), NEVER)}
+    full["fc_policy.weight"][list(actions)] = weight
+    full["fc_policy.bias"][list(actions)] = bias
+    return {**state, **full}
+
+
+def usual_training(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of the program that wrote an agent file, and the values of ``AgentOrigin``
+    that it uses unless told otherwise. Both are empty for files of this project."""
+    program = None if path.suffix == ".py" else read_content(path).get("program")
+    return (program.name, program.habits) if isinstance(program, Program) else ("", {})
+
+
 def read_origin(path: Path) -> AgentOrigin:
     """Read the facts about an agent's training from its file.
 
     Raises:
         UserError: if the file is missing or damaged, or a value is invalid.
     """
-    content = _read(path)
+    content = agent_script(path) if path.suffix == ".py" else read_content(path)
     origin = typed(AgentOrigin, {field.name: content.get(field.name) for field in
                                  dataclasses.fields(AgentOrigin)}, f"the agent file {path}")
     for name in ("reward_scale", "gamma", "lmbda"):
@@ -166,14 +213,6 @@ def read_origin(path: Path) -> AgentOrigin:
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"the agent file {path}: '{name}' must be above 0, not {value}")
     return origin
-
-
-def _read(path: Path) -> dict:
-    """Read an agent file; a message about a file of another format says which one it is."""
-    try:
-        return load_tensors(path, "agent file")
-    except UserError as error:
-        raise UserError(f"{error}{_hint_of_format(path)}") from None
 
 
 def _weights_of(content: dict) -> Any:
@@ -195,8 +234,8 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
         UserError: if the file is missing or damaged, has no optimiser state, or has one that does
             not fit its weights.
     """
-    content = _read(path)
-    weights, optimizer = _weights_of(content), content.get("optimizer_state_dict", {})
+    content = {} if path.suffix == ".py" else read_content(path)
+    weights, optimizer = _weights_of(content) or {}, content.get("optimizer_state_dict", {})
     shapes = {name: parameter.shape for name, parameter in policy.named_parameters()}
     names = _published_order(name for name in shapes if name in weights)
     if num_adam_parameters(optimizer) != len(names):
@@ -227,60 +266,20 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
             embedder = ClearEmbedder(size)
         else:
             embedder = NatureEmbedder(size)
-        hidden = None
+        hidden, memory = None, None
+        if "lstm.cells.0.weight_hh" in state:
+            keys = [key for key in state if re.fullmatch(r"lstm\.cells\.\d\.weight_hh", key)]
+            for key in keys:
+                width = state[key].shape[1]
+                _check_shape(state, key, (4 * max(width, 1), max(width, 1)), path)
+            memory = LstmMemory(size, [state[key].shape[1] for key in keys])
         if "gru.gru.weight_hh_l0" in state:
             hidden = state["gru.gru.weight_hh_l0"].shape[1]
             _check_shape(state, "gru.gru.weight_hh_l0", (3 * max(hidden, 1), max(hidden, 1)), path)
     except (KeyError, IndexError, TypeError) as error:
         reason = f"it has no tensor {error}" if isinstance(error, KeyError) else repr(error)
-        raise UserError(f"{path} is not an IMPALA, Nature or clear agent: {reason}"
-                        f"{_hint_of_names(state)}") from None
-    return Policy(embedder, hidden, learned_initial_state=learned_initial_state)
-
-
-# Names of tensors in CleanRL's ppo_procgen, for k = 0, 1, 2, and in Stable-Baselines3's CnnPolicy.
-_CLEANRL = ("network.k.conv is embedder.block{k + 1}.conv, network.k.res_block0.conv0 is "
-            "embedder.block{k + 1}.res1.conv1 and so on, network.5 is embedder.fc, actor is "
-            "fc_policy, critic is fc_value")
-_SB3 = ("features_extractor.cnn.0, .2 and .4 are embedder.conv1 to conv3, "
-        "features_extractor.linear.0 is embedder.fc, action_net is fc_policy, value_net is "
-        "fc_value; leave the others out")
-_PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and of torch.compile
-
-
-def _hint_of_format(path: Path) -> str:
-    """Return a hint for the message about a file that ``load_tensors`` does not read, or ""."""
-    with contextlib.suppress(Exception):  # a damaged file can raise almost any exception
-        if zipfile.is_zipfile(path):
-            names = zipfile.ZipFile(path).namelist()
-            if "policy.pth" in names:
-                return ("; it is a model of Stable-Baselines3: save policy.state_dict() under "
-                        f"'state_dict', and rename its tensors ({_SB3})")
-            if any("/code/__torch__" in name for name in names):
-                return ("; it is a TorchScript program: save the state_dict() of the original "
-                        "module under 'state_dict'")
-            classes = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-            if classes:
-                return (f"; it needs Python code ({shortened(', '.join(sorted(classes)[:3]))}), "
-                        "which is not run: save the module's state_dict() under 'state_dict'")
-        with open(path, "rb") as file:
-            if b"joblib.numpy_pickle" in file.read(10_000):
-                return ("; it is a joblib file: python -m attribution.published converts agents "
-                        "of Understanding RL Vision")
-    return ""
-
-
-def _hint_of_names(content: dict) -> str:
-    """Return a hint for the message about tensors with other names than ours, or ""."""
-    names = [name for name in content if isinstance(name, str)]
-    if "actor.weight" in names and "network.0.conv.weight" in names:
-        return f"; it is an agent of CleanRL: rename its tensors ({_CLEANRL})"
-    if "action_net.weight" in names:
-        return f"; it is an agent of Stable-Baselines3: rename its tensors ({_SB3})"
-    for prefix in _PREFIXES:
-        if names and all(name.startswith(prefix) for name in names):
-            return f"; remove '{prefix}' from the names of its tensors"
-    return ""
+        raise UserError(f"{path} is not an IMPALA, Nature or clear agent: {reason}") from None
+    return Policy(embedder, hidden, learned_initial_state=learned_initial_state, memory=memory)
 
 
 def reorder_adam(state_dict: dict, order: Sequence[int | None]) -> dict:
@@ -377,7 +376,8 @@ def _check_shape(weights: dict[str, Tensor], key: str, shape: tuple[int, ...], p
     if tuple(weights[key].shape) != shape:
         reason = ""
         if key.startswith("fc_policy.") and tuple(weights[key].shape[1:]) == shape[1:]:
-            reason = (f"; agents need all {shape[0]} actions of Procgen, in its order, so a reduced"
-                      " set of actions does not fit")
+            number = len(weights[key])
+            reason = (f"; a head of {number} actions acts in a reduced action set: name Procgen's "
+                      "action of each output with --actions of python -m agents.import_policy")
         raise UserError(f"in the agent file {path} the tensor '{key}' has the shape "
                         f"{tuple(weights[key].shape)}, not {shape}{reason}")

@@ -10,20 +10,21 @@ import logging
 import math
 from pathlib import Path
 
-from agents.agent_file import read_origin
+from agents.agent_file import read_origin, usual_training
 from agents.networks import ARCHITECTURES
 from common.cli import OnOff, whole
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
 from common.options import Options, option
 from common.parameters import one_of, positive
-from envs.procgen_env import MAX_LEVEL, EnvConfig
+from envs.procgen_env import DISPLAY_OPTIONS, MAX_LEVEL, EnvConfig
 
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
 # Published defaults, used if neither a flag nor the agent file sets a value.
 _UNTRAINED = {"env_name": "coinrun", "distribution_mode": "easy", "use_backgrounds": False}
-_ASSUMED = {"env_name": "the game {}", "distribution_mode": "the mode {}",
-            "use_backgrounds": "no backgrounds"}  # phrases of messages
+# Phrases of messages.
+_ASSUMED = {"env_name": "the game {}".format, "distribution_mode": "the mode {}".format,
+            "use_backgrounds": {False: "no backgrounds", True: "backgrounds"}.get}
 
 level_seed = whole(0, MAX_LEVEL)
 
@@ -139,6 +140,12 @@ class GameOptions(Options):
     use_backgrounds: bool | None = option(
         None, "draw the game's background images, or none, as for the published agents",
         names=("--use_backgrounds", "--no_backgrounds"), action=OnOff, nargs=0)
+    restrict_themes: bool = option(False, "draw all levels in one theme")
+    use_monochrome_assets: bool = option(False, "draw objects as rectangles of one colour")
+    use_sequential_levels: bool = option(
+        False, "continue with another level when a level is solved, until the agent fails")
+    center_agent: bool = option(
+        True, "show the whole level instead of the player's surroundings, where they differ")
 
     def env_config(self, agent_file: Path | None = None) -> EnvConfig:
         """Return the game and levels.
@@ -155,20 +162,24 @@ class GameOptions(Options):
         """
         flags = {name: value for name in _UNTRAINED
                  if (value := getattr(self, name)) is not None}
-        trained = {}
+        trained, defaults = {}, _UNTRAINED
         if agent_file is not None:
             trained = {name: value for name, value in vars(read_origin(agent_file)).items()
                        if name in _UNTRAINED and value is not None}
             why = f"{agent_file} does not say how the agent was trained"
+            program, usual = usual_training(agent_file)
+            defaults = {**_UNTRAINED, **usual}
             game = trained.get("env_name")
             if game and flags.get("env_name", game) != game:
                 trained, why = {}, f"{agent_file} was trained in {game}"
-            assumed = {name: value for name, value in _UNTRAINED.items()
+            assumed = {name: value for name, value in defaults.items()
                        if name not in {**flags, **trained}}
             if assumed:
-                logger.warning("%s, so this is assumed: %s; to choose, give %s", why, ", ".join(
-                    _ASSUMED[name].format(value) for name, value in assumed.items()), " and ".join(
+                where = f" (mode and backgrounds as is usual with {program})" if usual else ""
+                logger.warning("%s, so this is assumed: %s%s; to choose, give %s", why, ", ".join(
+                    _ASSUMED[name](value) for name, value in assumed.items()), where, " and ".join(
                         "--use_backgrounds or --no_backgrounds" if name == "use_backgrounds"
                         else f"--{name}" for name in assumed))
-        return EnvConfig(**{**_UNTRAINED, **trained, **flags}, start_level=self.start_level,
-                         num_levels=self.num_levels)
+        return EnvConfig(**{**defaults, **trained, **flags}, start_level=self.start_level,
+                         num_levels=self.num_levels,
+                         **{name: getattr(self, name) for name in DISPLAY_OPTIONS})

@@ -22,7 +22,7 @@ from agents.replay import level_states, recorded_game
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from envs.level_state import LevelState
-from envs.objects import GAME_OBJECTS_FILE, GameObject, hazards_of, in_view, removed
+from envs.objects import GAME_OBJECTS_FILE, GameObject, hazards_of, in_view, kind_label, removed
 from envs.procgen_env import EnvConfig, StateView
 from stats.effects import Outcome
 
@@ -43,7 +43,7 @@ def causes_of(game: str) -> tuple[str, ...]:
 
 def failure_outcomes(game: str) -> tuple[Outcome, ...]:
     """Return one outcome per cause in ``causes_of``: whether an episode fails due to this cause."""
-    return tuple(Outcome(f"{FAILS_BY}{cause}", f"failures by {cause}", probability=True)
+    return tuple(Outcome(f"{FAILS_BY}{cause}", f"failures by {kind_label(cause)}", probability=True)
                  for cause in causes_of(game))
 
 

@@ -24,7 +24,8 @@ PUBLISHED_SUFFIX = "_out"
 ALL = "all"  # layer name that stands for every output between frame and heads
 HEADS = ("fc_policy", "fc_value")
 STATE = "hidden_state"
-RECURRENT = ("gru", STATE)  # layers of a recurrent agent whose output enters the next step
+# Layers of a recurrent agent whose output enters the next step.
+RECURRENT = ("gru", "lstm", "core", STATE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +94,8 @@ class Layer:
 
 def all_layers(policy: Policy) -> tuple[Layer, ...]:
     """Return the layers of an agent in order of computation, one per output."""
+    if policy.known_layers is not None:
+        return policy.known_layers
     layers = []
     shape: tuple[int, ...] = (3, FRAME_SIZE, FRAME_SIZE)
     stride, first_pixel = 1, 0.0
@@ -112,7 +115,8 @@ def all_layers(policy: Policy) -> tuple[Layer, ...]:
                 shape = (module.out_features,)
             case Memory():
                 shape = (policy.hidden_state_size,)
-        if isinstance(module, Memory) or not (any(module.children()) or isinstance(module, nn.GRU)):
+        in_memory = isinstance(module, nn.GRU | nn.LSTMCell)
+        if isinstance(module, Memory) or not (any(module.children()) or in_memory):
             position = (stride, first_pixel) if len(shape) == 3 else (None, None)
             layers.append(Layer(name, shape, *position))
     return tuple(layers)

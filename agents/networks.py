@@ -17,6 +17,7 @@ import functools
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -181,11 +182,28 @@ class Memory(nn.Module):
     """GRU whose state can be reset before any step, at the start of an episode.
 
     The inner module is also called ``gru``, because published files have ``gru.gru.*`` keys.
+
+    Attributes:
+        name: attribute of the policy that holds the memory.
+        state_size: size D of the state.
+        one_step: whether ``Policy.step`` calls the module without the dimension of time.
     """
+
+    name: ClassVar[str] = "gru"
+    one_step: ClassVar[bool] = False
 
     def __init__(self, input_dim: int, hidden_dim: int):
         super().__init__()
+        self.state_size = hidden_dim
         self.gru = nn.GRU(input_dim, hidden_dim)
+
+    def to_state(self, numbers: Tensor) -> Tensor:
+        """Map real numbers (…, D) smoothly to the range of states."""
+        return torch.tanh(numbers)
+
+    def clamp(self, states: Tensor) -> Tensor:
+        """Clamp states (…, D) to their range."""
+        return states.clamp(-1, 1)
 
     def forward(self, x: Tensor, hidden: Tensor, masks: Tensor | None,
                 initial: Tensor) -> Tensor:
@@ -213,6 +231,46 @@ class Memory(nn.Module):
             hidden = last[0]
             outputs.append(output)
         return torch.cat(outputs)
+
+
+class LstmMemory(Memory):
+    """One or several LSTMs that read the same embedding, with the interface of ``Memory``.
+
+    The state is the outputs h of all LSTMs, followed by their cells c. The heads read the whole
+    state; in agents from other programs their weights are 0 on all of it except the output of one
+    LSTM.
+
+    Args:
+        sizes: number of units H of each LSTM.
+    """
+
+    name: ClassVar[str] = "lstm"
+
+    def __init__(self, input_dim: int, sizes: Sequence[int]):
+        nn.Module.__init__(self)
+        self.sizes, self.state_size = tuple(sizes), 2 * sum(sizes)
+        self.cells = nn.ModuleList(nn.LSTMCell(input_dim, size) for size in sizes)
+
+    def to_state(self, numbers: Tensor) -> Tensor:
+        outputs, cells = numbers.chunk(2, dim=-1)
+        return torch.cat([torch.tanh(outputs), cells], dim=-1)  # cells are unbounded
+
+    def clamp(self, states: Tensor) -> Tensor:
+        outputs, cells = states.chunk(2, dim=-1)
+        return torch.cat([outputs.clamp(-1, 1), cells], dim=-1)
+
+    def forward(self, x: Tensor, hidden: Tensor, masks: Tensor | None,
+                initial: Tensor) -> Tensor:
+        states = []
+        for step, inputs in enumerate(x):
+            if masks is not None:
+                keep = masks[step].unsqueeze(-1)
+                hidden = keep * hidden + (1 - keep) * initial
+            h, c = (part.split(self.sizes, dim=-1) for part in hidden.chunk(2, dim=-1))
+            after = [cell(inputs, pair) for cell, *pair in zip(self.cells, h, c)]
+            hidden = torch.cat([*(pair[0] for pair in after), *(pair[1] for pair in after)], dim=-1)
+            states.append(hidden)
+        return torch.stack(states)  # (T, B, D)
 
 
 class HiddenState(nn.Module):
@@ -253,23 +311,32 @@ class Policy(nn.Module):
         learned_initial_state: whether a GRU starts an episode from the trainable vector
             ``init_hx``; otherwise from zeros, as the published agents effectively did. A
             feed-forward agent has no such vector and ignores its initial state.
+        memory: memory of a recurrent agent; by default a new GRU.
 
     Attributes:
         edits: permanent edits of layers, in order; ``agents.edits.add_edit`` adds them.
+        known_layers: result of ``agents.layers.all_layers``, if it does not follow from the types
+            of the modules, as for ``agents.wrap``.
     """
 
+    known_layers: tuple | None = None
+
     def __init__(self, embedder: Embedder, hidden_state_size: int | None,
-                 num_actions: int = NUM_ACTIONS, learned_initial_state: bool = True):
+                 num_actions: int = NUM_ACTIONS, learned_initial_state: bool = True,
+                 memory: Memory | None = None):
         super().__init__()
         self.edits: tuple = ()
         self.embedder = embedder
-        self.recurrent = hidden_state_size is not None
         self.learned_initial_state = learned_initial_state
-        self.hidden_state_size: int = (embedder.output_dim if hidden_state_size is None
-                                       else hidden_state_size)
-        if hidden_state_size is not None:
-            self.gru = Memory(embedder.output_dim, hidden_state_size)
-            self.init_hx = nn.Parameter(0.1 * torch.randn(hidden_state_size))
+        if hidden_state_size is not None and memory is None:
+            memory = Memory(embedder.output_dim, hidden_state_size)
+        self.recurrent = memory is not None
+        self.hidden_state_size: int = (embedder.output_dim if memory is None
+                                       else memory.state_size)
+        if memory is not None:
+            self._memory_name = memory.name
+            setattr(self, memory.name, memory)
+            self.init_hx = nn.Parameter(0.1 * torch.randn(self.hidden_state_size))
         self.hidden_state = HiddenState()
         self.fc_policy = nn.Linear(self.hidden_state_size, num_actions)
         self.fc_value = nn.Linear(self.hidden_state_size, 1)
@@ -280,6 +347,11 @@ class Policy(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.fc_value.weight.device
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of a recurrent agent."""
+        return getattr(self, self._memory_name)
 
     def initial_state(self) -> Tensor:
         """Return the state in which an episode starts (D,)."""
@@ -294,10 +366,14 @@ class Policy(nn.Module):
     def to_state(self, numbers: Tensor) -> Tensor:
         """Output activation for networks that predict hidden states.
 
-        It maps real numbers (…, D) smoothly to the range of hidden states: (-1, 1) for a GRU, and
-        (0, inf) for an embedding, which ends in a ReLU.
+        It maps real numbers (…, D) smoothly to the range of hidden states: (-1, 1) for a GRU and
+        for the outputs of an LSTM, and (0, inf) for an embedding, which ends in a ReLU.
         """
-        return torch.tanh(numbers) if self.recurrent else functional.softplus(numbers)
+        return self.memory.to_state(numbers) if self.recurrent else functional.softplus(numbers)
+
+    def clamp_states(self, states: Tensor) -> Tensor:
+        """Clamp hidden states (…, D) to the range of a memory's states."""
+        return self.memory.clamp(states) if self.recurrent else states
 
     def embed(self, images: Tensor) -> Tensor:
         """Embed images in [0, 1] (N, C, H, W) as (N, E), in the precision of autocast."""
@@ -314,7 +390,7 @@ class Policy(nn.Module):
         """
         states = embeddings
         if self.recurrent:
-            states = self.gru(embeddings, hidden, masks, self.initial_state())  # (T, B, D)
+            states = self.memory(embeddings, hidden, masks, self.initial_state())  # (T, B, D)
         return self._heads(self.hidden_state(hidden, states))
 
     def step(self, embeddings: Tensor, hidden: Tensor) -> PolicyOutput:
@@ -329,7 +405,8 @@ class Policy(nn.Module):
         """
         after = embeddings
         if self.recurrent:
-            after = self.gru(embeddings.unsqueeze(0), hidden, None, self.initial_state()).squeeze(0)
+            after = self.memory(embeddings.unsqueeze(0), hidden, None,
+                                self.initial_state()).squeeze(0)
         return self._heads(self.hidden_state(hidden, after))
 
     def forward(self, frames: Tensor | np.ndarray, hidden: Tensor | np.ndarray | None = None,

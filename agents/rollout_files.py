@@ -353,13 +353,14 @@ class RolloutWriter:
 
     def add(self, number: int, arrays: EpisodeArrays,
             video: Iterable[np.ndarray] | None = None,
-            worlds: Mapping[int, world_files.RenderedWorld] | None = None) -> None:
+            worlds: Mapping[int, world_files.RenderedWorld] | Mapping[str, bytes] | None = None
+            ) -> None:
         """Store a finished episode.
 
         Args:
             arrays: the episode; ``steps`` may lack the columns episode and global_step.
             video: frames (H, W, C) of ``sample_<number>.mp4``, or None for no video.
-            worlds: worlds by row.
+            worlds: worlds by row, or their files by name.
 
         Raises:
             UserError: if the data folder was deleted.

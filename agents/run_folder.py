@@ -15,7 +15,7 @@ from common.files import atomic_path, versions
 from common.metrics_log import read_metrics
 from common.tables import markdown_escaped
 from envs.coin import END, coin_words
-from envs.procgen_env import EnvConfig
+from envs.procgen_env import DISPLAY_OPTIONS, EnvConfig
 from envs.rewards import EpisodeStatistics
 
 LOG_NAME = "log.csv"
@@ -188,4 +188,6 @@ def _command(settings: TrainSettings) -> str:
     words += [f"--{name}" for name, is_given in (("use_backgrounds", env.use_backgrounds),
                                                  ("keep_optimizer", settings.keep_optimizer))
               if is_given]
+    words += [f"--{'no_' if name == 'center_agent' else ''}{name}" for name in DISPLAY_OPTIONS
+              if name in vars(env)]
     return f"python train.py {' '.join(words)}"

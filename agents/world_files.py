@@ -81,8 +81,15 @@ def read_moving(folder: Path) -> pd.DataFrame:
     return read_table(folder / _MOVING, _MOVING_KINDS)
 
 
-def write_worlds(folder: Path, worlds: Mapping[int, RenderedWorld]) -> None:
-    """Write worlds, by row, and their moving objects to an episode's folder."""
+def write_worlds(folder: Path, worlds: Mapping[int, RenderedWorld] | Mapping[str, bytes]) -> None:
+    """Write worlds, by row, and their moving objects to an episode's folder; or copies of their
+    files, by name."""
+    if any(isinstance(name, str) for name in worlds):
+        for name, content in worlds.items():
+            if not re.fullmatch(rf"world_\d{{5,9}}\.png|{re.escape(_MOVING)}", str(name)):
+                raise UserError(f"'{name}' is not a file of a world")
+            (folder / str(name)).write_bytes(content)
+        return
     for row, world in worlds.items():
         Image.fromarray(world.image).save(_world_file(folder, row))
     pd.DataFrame([(row, *dataclasses.astuple(entity)) for row, world in worlds.items()

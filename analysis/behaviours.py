@@ -302,14 +302,14 @@ def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: n
     numbers = np.arange(len(sizes))
     steps = np.stack([(labels == number).sum(axis=0) for number in numbers])  # (B, T)
     taken = np.flatnonzero(np.nansum(shares, axis=0) > 0)
-    figure = Figure(figsize=(16, 2.4 + 0.3 * max(len(sizes), 8)), layout="constrained")
+    figure = Figure(figsize=(11, 2 + 0.3 * max(len(sizes), 8)), layout="constrained")
     bars, times, actions = figure.subplots(1, 3)
     bars.barh(numbers, sizes, color=SKY_BLUE, height=0.7)
     for number, size in zip(numbers, sizes):
         bars.annotate(f" {size}", (size, number), va="center", fontsize=8)
     bars.margins(x=0.15)
     bars.set(xlabel="samples", ylabel="behaviour", title=f"samples ({in_none} without behaviour)")
-    image = times.imshow(steps, aspect="auto", cmap=COLOUR_MAP, interpolation="nearest")
+    image = times.imshow(steps, aspect="auto", cmap=COLOUR_MAP, interpolation="nearest", vmin=0)
     times.set(xlabel="step of the sample", ylabel="behaviour", title="steps in the cluster")
     figure.colorbar(image, ax=times, label="samples")
     image = actions.imshow(np.ma.masked_invalid(shares[:, taken]), aspect="auto", cmap=COLOUR_MAP,

@@ -145,7 +145,8 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         experiment, agent_title(Path(description.get("agent_file", ""))),
         " ".join(filter(None, (env.get("env_name"), env.get("distribution_mode")))),
         tuple(SampleSet(source.samples.path.name, source.numbers, arrays.frames.shape[1],
-                        (source.samples.description().get("swap") or {}).get("unaltered"))
+                        (source.samples.description().get("swap") or {}).get("unaltered"),
+                        *_variants(source))
               for source, arrays in zip(sources, samples)),
         types, _saliency_maps(sources), has_saliency,
         (first.frames.shape[2], first.frames.shape[3]), _steps(samples, projector),
@@ -153,7 +154,33 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         recorded[kept].astype(np.float32), len(recorded),
         {name: values[kept].astype(np.float32) for name, values in positions.items()},
         () if features is None else _features(*features, sources),
-        _reader(sources, types, projector, recordings))
+        _reader(sources, types, projector, recordings), _survivors(sources, samples, recordings))
+
+
+def _variants(source: _Source) -> tuple[tuple[int | None, ...], tuple[str, ...]]:
+    """Return the start of each sample, and how the sample differs from others of its start; None
+    and "" for published samples, which do not store them."""
+    origins = [source.samples.origin(number) if source.samples.has_origin(number) else None
+               for number in source.numbers]
+    return tuple(each and each.start for each in origins), tuple(
+        "" if each is None else ", ".join(filter(None, (
+            "" if each.world is None else f"world {each.world + 1}", each.manual_action)))
+        for each in origins)
+
+
+def _survivors(sources: list[_Source], samples: list[SampleArrays],
+               recordings: Mapping[str, RolloutFolder]) -> np.ndarray:
+    """Return whether each sample probably does not end, and its recorded episode neither, bool
+    (N,)."""
+    survive = []
+    for source, arrays in zip(sources, samples):
+        length = arrays.frames.shape[1]
+        for number, ends in zip(source.numbers, arrays.terminals):
+            recorded = recorded_frames(recordings.get(source.samples.path.name), source.samples,
+                                       number, length)
+            survive.append(np.prod(1 - np.clip(ends, 0, 1)) > 0.5
+                           and (recorded is None or len(recorded) == length))
+    return np.array(survive)
 
 
 def read_failures(store: ResultStore, agent: str | None) -> tuple[Failure, ...]:
@@ -269,8 +296,8 @@ def recorded_frames(recording: RolloutFolder | None, samples: SampleFolder, numb
     if origin.episode is None or origin.frame is None:
         return None
     frames = recording.array_files(origin.episode).frames
-    return np.moveaxis(frames.rows(origin.frame, min(origin.frame + length, frames.shape[0])), 1,
-                       -1)
+    end = min(origin.frame + length, frames.shape[0] - 1)  # the last row is after the end
+    return np.moveaxis(frames.rows(origin.frame, max(end, origin.frame + 1)), 1, -1)
 
 
 def _array(source: _Source, number: int, of_type: SaliencyType, field: str,

@@ -50,7 +50,7 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.page_files import PageFolder, data_script, encoded, letters
 from common.progress import with_progress
 
-FORMAT = 6  # version of the format; web/panel/lib/data.js expects this one
+FORMAT = 7  # version of the format; web/panel/lib/data.js expects this one
 NOT_RECORDED = 255  # code of an action that a published sample does not store
 NO_BEHAVIOUR = -1
 # Measured on simulated frames: strips of 640 x 64 pixels take 10 kB (frames) and 3.5 kB (saliency),
@@ -103,12 +103,16 @@ class SampleSet:
         num_steps: number of steps per sample, T.
         unaltered: for samples recorded with swapped directions, name of the folder of samples with
             the same start vectors and without the swap; otherwise None.
+        starts: number of the start of each sample, or None if unknown.
+        variants: difference of each sample from others of its start, such as "world 2".
     """
 
     name: str
     numbers: tuple[int, ...]
     num_steps: int
     unaltered: str | None
+    starts: tuple[int | None, ...]
+    variants: tuple[str, ...]
 
 
 Interval = tuple[float | None, float | None, float | None]
@@ -233,6 +237,8 @@ class PanelContent:
             name; empty if they were not recorded.
         features: sparse features, strongest first; empty to show none.
         sample: function that reads a sample by its index, from 0 to N - 1.
+        survives: whether each sample, and its recorded episode, probably goes on to its last step,
+            bool (N,).
         failures: failed episodes with their fatal decisions; empty to show none.
     """
 
@@ -251,6 +257,7 @@ class PanelContent:
     positions: dict[str, np.ndarray]
     features: tuple[Feature, ...]
     sample: Callable[[int], Sample]
+    survives: np.ndarray
     failures: tuple[Failure, ...] = ()
 
     @property
@@ -343,12 +350,16 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
 
 
 def _opening_sample(content: PanelContent) -> int:
-    """Return the sample that the panel opens on: of the samples with the most saliency types, the
-    one with the largest range of value estimates."""
-    ranges = [np.ptp(content.steps["values"][begin:end])
-              for begin, end in itertools.pairwise(content.first_rows)]
+    """Return the sample that the panel opens on: of the samples with the most saliency types, and
+    of the surviving ones among them if there are any, the one with the largest range of value
+    estimates."""
+    ranges = np.array([np.ptp(content.steps["values"][begin:end])
+                       for begin, end in itertools.pairwise(content.first_rows)])
     counts = content.has_saliency.sum(axis=1)
-    return int(np.where(counts == counts.max(initial=0), ranges, -1).argmax())
+    chosen = counts == counts.max(initial=0)
+    if (chosen & content.survives).any():
+        chosen &= content.survives
+    return int(np.where(chosen, ranges, -1).argmax())
 
 
 def _strip(images: np.ndarray, quality: int) -> str:

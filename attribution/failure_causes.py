@@ -108,9 +108,9 @@ def count_failures(options: FailureCausesOptions) -> ResultStore:
     store.finish()
     if options.shard == WHOLE:
         write_report(store, shown, controls, testbed, options.num_films, (
-            f"{labels[0]} and the arms compared with it, on {options.num_episodes} levels of "
+            f"{labels[0]} and the conditions compared with it, on {options.num_episodes} levels of "
             f"{config.env_name} ({config.distribution_mode}"
-            f"{', with backgrounds' if config.use_backgrounds else ''}), the same for every arm, "
+            f"{', with backgrounds' if config.use_backgrounds else ''}), the same for all, "
             f"with the same random draws. {unknown_hazards(config.env_name)}").strip())
     return store
 

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 from attribution.checking.agent_checks import CHECK_FILES, CHECKS
 from attribution.config import ANALYSES
@@ -32,13 +31,16 @@ from attribution.trajectories import (
     find_advantage_settings,
 )
 from common.cli import count
+from common.documents import render_markdown
 from common.errors import UserError, nearest, shortened
 from common.files import read_json
 from common.options import LogOptions, command, option
+from common.page_files import templates
 from common.results import ResultStore, Schema
 
 PAGE = Schema("page of attribution.page", "python -m attribution.page",
               results=AttributionPageFolder.FILES, replaced=True)
+REPORT_PAGE = "report.html"  # report of attribution.checks
 
 
 def reward_scale(text: str) -> str | float:
@@ -127,21 +129,33 @@ class AttributionPageOptions(LogOptions):
                 for files in paths]
 
 
-def report_addresses(page: Path, checks: ResultStore) -> dict[str, str]:
-    """Return the URL of each check's section in the report, relative to the page's folder.
+def write_report(page: Path, temporary: Path, checks: ResultStore, title: str) -> None:
+    """Write the report of attribution.checks as an HTML page, if there is one.
 
     Args:
-        page: folder of the page.
+        page: folder of the page, to which the links of the report are relative.
+        temporary: folder to write to.
         checks: results of attribution.checks, which may be missing.
-
-    Returns:
-        URLs by the name of the check, for checks with a table; empty without a report.
+        title: title of the HTML page.
     """
     if not checks.has("report"):
-        return {}
-    path = Path(os.path.relpath(checks.file_of("report").absolute(), page.absolute()))
-    return {check: f"{quote(path.as_posix())}#{check}" for check in CHECKS
-            if checks.has(f"{check}_table")}
+        return
+    body = render_markdown(checks.file_of("report"),
+                           lambda target: os.path.relpath(target, page.resolve()))
+    text = templates(Path(__file__).parent).get_template("document.html.j2").render(
+        title=title, back=("index.html", "Back to the attribution page"), body=body)
+    (temporary / REPORT_PAGE).write_text(text, encoding="utf-8")
+
+
+def report_addresses(checks: ResultStore) -> dict[str, str]:
+    """Return the URL of each check's section in the report, relative to the page's folder, by the
+    name of the check, for checks with a table; empty without a report.
+
+    Args:
+        checks: results of attribution.checks, which may be missing.
+    """
+    return {check: f"{REPORT_PAGE}#{check}" for check in CHECKS
+            if checks.has("report") and checks.has(f"{check}_table")}
 
 
 def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dict[int, str]]:
@@ -187,7 +201,7 @@ def gather_all(options: AttributionPageOptions, agents: Sequence[AttributedAgent
     settings = dataclasses.replace(settings, **{
         name: value for name, value in (("gamma", options.gamma), ("lmbda", options.lmbda))
         if value is not None})
-    reports = report_addresses(options.output_dir, ResultStore(options.checks_dir, CHECK_FILES))
+    reports = report_addresses(ResultStore(options.checks_dir, CHECK_FILES))
     contents = [
         gather(agent, options.exp_name, settings,
                read_labels(options.labels, agent.features) if options.labels else {},
@@ -212,6 +226,8 @@ def build_page(options: AttributionPageOptions) -> Path:
             "features": {name: each.checksum for name, each in agents[0].features.items()},
             "unit": content.unit, "labels": content.labels}) as temporary:
         write_page(temporary, content)
+        write_report(output.path, temporary, ResultStore(options.checks_dir, CHECK_FILES),
+                     options.exp_name)
         size = sum(path.stat().st_size for path in temporary.rglob("*"))
     slope = content.unit["slope"]
     print(f"{content.steps.num_trajectories} trajectories, {len(content.steps)} frames, "

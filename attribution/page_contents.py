@@ -7,7 +7,6 @@ layer, F features.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from pathlib import Path
@@ -15,20 +14,21 @@ from pathlib import Path
 import numpy as np
 
 from agents.agent_file import agent_title, load_agent
-from agents.failures import ENDED, MULTIPLE, OTHER, TIMEOUT, recorded_causes
 from agents.provenance import agent_digests, agent_sha256
 from attribution.checking.object_scores import OBJECT_FILES, OBJECT_SCORES, has_names, read_names
 from attribution.feature_directions import SUBDIVISIONS, Examples
 from attribution.feature_directions import THUMBNAIL as THUMBNAIL_SIDE
+from attribution.page_bookmarks import find_bookmarks, find_failures, find_opening
 from attribution.page_files import (
-    ACTIVATION,
     ATTRIBUTION,
     KINDS,
-    PRODUCT,
+    PRODUCTS,
     PageContent,
     PageExamples,
     PageLayer,
     PageOutput,
+    kind_of,
+    title_of,
 )
 from attribution.recordings import Recording
 from attribution.results import (
@@ -45,17 +45,13 @@ from attribution.trajectories import (
     Calibration,
     Trajectories,
     advantages_of,
-    best_of_episodes,
     calibration_of,
-    failed_ends,
-    value_spikes,
 )
 from common.errors import UserError, nearest
-from common.game_constants import ACTION_LABELS, FRAME_SIZE
+from common.game_constants import FRAME_SIZE
 from common.results import ResultStore
 from common.tables import finite_or_none
 
-PRODUCTS = "gradient_activation:"  # prefix of an output's name
 _SCORES = ("auc", "low_95", "high_95", "chance_high")  # columns per feature and kind of object
 MIN_STABILITY = 0.3  # features with a lower stability are not named after an object
 MAX_CELLS = 256  # maximum number of cells of layers whose activations are shown by default
@@ -64,42 +60,6 @@ _FACTS = {"observations": "observations for the NMF",
           "residual_share": "residual share of |attribution|", "value_mean": "mean value",
           "value_deviation": "standard deviation of the value",
           "baseline_mean": "mean baseline G(0)"}
-_TITLES = {
-    "value": "value", "taken": "log-probability of the action taken",
-    "action": "log-probability of the most likely action",
-    "leftwards": "mean log-probability of going left",
-    "jumping_up": "log-probability of jumping up",
-    "jumping_right": "log-probability of jumping right",
-    "log_prob_other": "log-probability of other keys",
-    "log_prob_still": "log-probability of no direction",
-    ACTIVATIONS: "activation of the features"}
-_PREFIXES = {"log_prob_any_": "log-probability of anything ", "log_prob_": "log-probability of ",
-             "logit_sum_": "sum of logits: "}
-_WHY = {TIMEOUT: "Episodes that ended at the time limit.",
-        MULTIPLE: "When the last step is replayed, the episode ends whichever single kind of "
-                  "hazard is removed, but not if all nearby hazards are removed.",
-        OTHER: "When the last step is replayed, the episode ends even if all nearby hazards are "
-               "removed.",
-        ENDED: "Failed episodes; the hazards of this game are not known."}
-
-
-def title_of(output: str) -> str:
-    """Return the human-readable title of an output."""
-    if output in _TITLES:
-        return _TITLES[output]
-    for prefix, words in _PREFIXES.items():
-        if output.startswith(prefix):
-            return words + output.removeprefix(prefix)
-    if output.startswith(PRODUCTS):
-        return f"gradient × activation: {title_of(output.removeprefix(PRODUCTS))}"
-    number = output.removeprefix("logit_")
-    return f"logit of {ACTION_LABELS[int(number)]}" if number.isdigit() else output
-
-
-def kind_of(output: str) -> str:
-    """Return the kind of an output, see ``PageOutput.kind``."""
-    return ACTIVATION if output == ACTIVATIONS else (
-        PRODUCT if output.startswith(PRODUCTS) else ATTRIBUTION)
 
 
 class AttributedAgent:
@@ -293,7 +253,18 @@ class AttributedAgent:
             for item, of_item in examples.items()}
         return {"thumbnails": converted.pop(("thumbnail_examples",), None),
                 "spatial": tuple(converted.values()),
-                "pictures": self.recording.read(features.observations[used]).frames}
+                "pictures": self.recording.read(features.observations[used]).frames,
+                "seen": self._describe_frames(features.observations[used])}
+
+    def _describe_frames(self, frame_ids: np.ndarray) -> np.ndarray:
+        """Return the episode, row and level of recorded frames, given their ids (B, 2), and their
+        trajectory and step, -1 for frames that no trajectory contains, int32 (B, 5)."""
+        places = {frame: self.steps.place(step)
+                  for step, frame in enumerate(map(tuple, self.steps.frame_ids.tolist()))}
+        return np.array([
+            (episode, row, self.recording.steps(episode)["level_seed"].iloc[0],
+             *places.get((episode, row), (-1, -1)))
+            for episode, row in frame_ids.tolist()], np.int32).reshape(-1, 5)
 
 
 def _convert_examples(examples: Examples, new_numbers: np.ndarray,
@@ -342,7 +313,7 @@ def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
     """
     calibration = calibration_of(agent.recording.all_steps(), settings.reward_scale, settings.gamma)
     advantages = advantages_of(agent.steps, settings.reward_scale, settings.gamma, settings.lmbda)
-    failures = _failures(agent) if with_causes else []
+    failures = find_failures(agent) if with_causes else []
     env = agent.recording.description.get("env") or {}
     backgrounds: dict[object, str] = {True: "backgrounds on", False: "backgrounds off"}
     game = ", ".join(filter(None, (env.get("env_name"), env.get("distribution_mode"),
@@ -353,20 +324,12 @@ def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
         tuple(PageOutput(name, title_of(name), kind_of(name)) for name in agent.outputs),
         tuple(map(agent.page_layer, agent.layers)), agent.steps, advantages.astype(np.float32),
         {**dataclasses.asdict(settings), **_describe(calibration)},
-        _bookmarks(agent, advantages, calibration.is_off, failures, num_bookmarks),
+        find_bookmarks(agent, advantages, calibration.is_off, failures, num_bookmarks),
         {name: {**dict(enumerate(features.facts.get("names", ()))), **labels.get(name, {})}
          for name, features in agent.features.items()},
         failures, reports, agent.tolerance, agent.remembers,
         {"layer": agent.layers.index(agent.opening_layer()),
-         **dict(zip(("trajectory", "step"), _first_failure(agent.steps, failures)))})
-
-
-def _first_failure(steps: Trajectories, failures: list[dict]) -> tuple[int, int]:
-    """Return the numbers of trajectory and step at which the first failed episode ends; (0, 0) if
-    no episode failed."""
-    known = [tuple(place) for failure in failures for place in failure["steps"]]
-    ends = failed_ends(steps, len(steps))
-    return min(known or [steps.place(step) for step in ends.tolist()], default=(0, 0))
+         **dict(zip(("trajectory", "step", "feature"), find_opening(agent, failures)))})
 
 
 def _describe(calibration: Calibration) -> dict:
@@ -415,84 +378,3 @@ def join_contents(content: PageContent, other: PageContent) -> PageContent:
             {**bookmark, "title": f"{other_agent.name}: {bookmark['title']}",
              "steps": shifted(bookmark["steps"])} for bookmark in other.bookmarks)],
         failures=[{"cause": cause, "steps": steps} for cause, steps in causes.items()])
-
-
-def _bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool, failures: list[dict],
-               most: int) -> list[dict]:
-    """Return lists of notable steps, in the format of ``PageContent.bookmarks``; empty lists are
-    left out.
-
-    Args:
-        agent: the agent with its attributions.
-        advantages: advantage of each step (N,).
-        is_off: whether values and rewards seem to have different units.
-        failures: failed episodes by cause; see ``PageContent``.
-        most: maximum number of steps in each list.
-    """
-    steps = agent.steps
-    best = functools.partial(best_of_episodes, steps=steps, most=most)
-    spikes = value_spikes(steps)
-    badge, warning = ("", "") if not is_off else (
-        " (unit uncertain)", " Values and rewards seem to have different units, so this list may "
-        "be wrong; export the page with another --reward_scale.")
-    lists = [
-        (f"Worse than predicted{badge}", "The lowest advantages, one per episode: the return was "
-         f"lower than predicted.{warning}", best(-advantages), advantages),
-        (f"Better than predicted{badge}", "The highest advantages, one per episode: the return was "
-         f"higher than predicted.{warning}", best(advantages), advantages),
-        ("Value spikes", "Frames whose value differs most from that of the frames before and after "
-         "them.", best(spikes), spikes),
-        *((f"Failures: {failure['cause'].replace('_', ' ')}", _explain_cause(failure["cause"]),
-           np.array([steps.bounds[trajectory] + step for trajectory, step in failure["steps"]]),
-           None) for failure in failures),
-        *([] if failures else [
-            ("Episodes without a reward", "The last frames of these episodes.",
-             failed_ends(steps, most), None)])]
-    if agent.features:
-        layer = agent.opening_layer()
-        output = agent.outputs_at(layer)[0]
-        gaps, residuals = _errors(agent, layer, output)
-        what = f"{title_of(output)} at {layer}"
-        lists += [
-            ("Largest completeness errors", f"Frames in which the summed attribution of {what} "
-             "differs most from the change of the output from its baseline, relative to that "
-             "change.", best(gaps), gaps),
-            ("Largest residuals", "Frames in which the residual has the largest share of the "
-             f"|attribution| of {what}.", best(residuals), residuals)]
-    return [{"title": title, "why": why,
-             "steps": [[*steps.place(step), None if scores is None else float(scores[step])]
-                       for step in chosen.tolist()]}
-            for title, why, chosen, scores in lists if len(chosen)]
-
-
-def _explain_cause(cause: str) -> str:
-    """Return the page's explanation of a cause of failure."""
-    return _WHY.get(cause, "When the last step is replayed in the real game without the nearby "
-                           f"hazards of the kind {cause.replace('_', ' ')}, these episodes do not "
-                           "end.")
-
-
-def _failures(agent: AttributedAgent) -> list[dict]:
-    """Find the causes of failed episodes by replaying them, and return their last steps by cause,
-    in the format of ``PageContent.failures``. Episodes that a trajectory cuts off are left out."""
-    steps = agent.steps
-    ends = np.flatnonzero(steps.ended)
-    causes = recorded_causes(agent.recording.folder, np.unique(steps.episode[ends]).tolist())
-    by_cause: dict[str, list] = {}
-    for end in ends.tolist():
-        if steps.episode[end] in causes:
-            by_cause.setdefault(causes[steps.episode[end]], []).append(steps.place(end))
-    return [{"cause": cause, "steps": by_cause[cause]} for cause in sorted(
-        by_cause, key=lambda cause: (-len(by_cause[cause]), cause))]
-
-
-def _errors(agent: AttributedAgent, layer: str, output: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the completeness error of an output at each step, and the share of the residual in the
-    summed |attribution| to the layer, (N,) each."""
-    errors, shares = [], []
-    for trajectory in range(agent.steps.num_trajectories):
-        arrays = agent.attribution(layer, output, trajectory)
-        sizes = np.abs(arrays["cells"].astype(np.float32)).sum(axis=(1, 2))
-        errors.append(arrays["gap"])
-        shares.append(sizes[:, -1] / np.maximum(sizes.sum(axis=1), np.finfo(np.float32).tiny))
-    return np.concatenate(errors), np.concatenate(shares)

@@ -5,7 +5,7 @@ Layout::
     index.html, attribution.js, attribution.css     the page, as built by `make web`
     settings.json                   settings of the folder (common/results.py)
     data/manifest.js                ``PageContent`` without arrays, and statistics of attributions;
-                                    see ``_manifest`` and ``_summary``
+                                    see ``_manifest`` and ``summarise``
     data/steps.js                   episode, row, level, action, earned, ended, value and advantage
                                     of all steps (N,); probabilities of the actions (N, A)
     data/strips.js                  strips: for each trajectory, an image of two columns of each
@@ -23,7 +23,7 @@ Layout::
                                     the output at the start of the integration path; and gap, the
                                     completeness error, each (T,)
     data/examples_00.js             thumbnails and spatial: examples of the features of a layer, see
-                                    ``PageExamples``
+                                    ``PageExamples``; seen, see ``PageLayer``
     data/observations_00_000.js     sheet: observations from which examples are cropped
 
 ``common/page_files.py`` documents how data files are loaded. Numbers in file names count layers,
@@ -51,21 +51,32 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from attribution.trajectories import Trajectories, best_of_episodes
+from attribution.page_statistics import LEVELS, quantise, sample_sizes, summarise
+from attribution.results import ACTIVATIONS
+from attribution.trajectories import Trajectories
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
 from common.page_files import PageFolder, data_script, encoded, letters, packed
 from common.progress import with_progress
 
-FORMAT = 4  # version that web/attribution/lib/data.js reads
+FORMAT = 5  # version that web/attribution/lib/data.js reads
 TILES = 16  # tiles along each side of a sheet
 STRIP_COLUMNS = slice(42, 44)  # columns of a frame, as published: a little ahead of the player
 STRIP_STEPS = 4096  # steps per line of a strip; WebP is limited to 16 383 pixels per side
-LEVELS = 127  # quantisation levels of a cell on each side of 0
 _QUALITY, _EFFORT = 92, 2  # settings of the WebP encoder
 ATTRIBUTION, PRODUCT, ACTIVATION = KINDS = ("attribution", "product", "activation")
-NUM_BINS = 24  # bins per histogram
+PRODUCTS = "gradient_activation:"  # prefix of an output's name
+_TITLES = {
+    "value": "value", "taken": "log-probability of the action taken",
+    "action": "log-probability of the most likely action",
+    "leftwards": "mean log-probability of going left",
+    "jumping_up": "log-probability of jumping up",
+    "jumping_right": "log-probability of jumping right",
+    "log_prob_other": "log-probability of other keys",
+    "log_prob_still": "log-probability of no direction",
+    ACTIVATIONS: "activation of the features"}
+_PREFIXES = {"log_prob_any_": "log-probability of anything ", "log_prob_": "log-probability of ",
+             "logit_sum_": "sum of logits: "}
 MAX_NAME = 60  # maximum length of a feature's name
-NUM_STRONGEST = 8  # strongest steps per feature, at most one per episode
 
 
 class AttributionPageFolder(PageFolder):
@@ -179,6 +190,8 @@ class PageLayer:
         spatial: dataset examples by position, for several numbers of positions per cell.
         pictures: observations to which the examples refer, uint8 (O, 64, 64, 3); None if there are
             no examples.
+        seen: episode, row and level of each observation, and its trajectory and step, -1 for
+            observations that no trajectory contains, int32 (O, 5).
     """
 
     name: str
@@ -196,6 +209,26 @@ class PageLayer:
     thumbnails: PageExamples | None = None
     spatial: tuple[PageExamples, ...] = ()
     pictures: np.ndarray | None = None
+    seen: np.ndarray | None = None
+
+
+def title_of(output: str) -> str:
+    """Return the human-readable title of an output."""
+    if output in _TITLES:
+        return _TITLES[output]
+    for prefix, words in _PREFIXES.items():
+        if output.startswith(prefix):
+            return words + output.removeprefix(prefix)
+    if output.startswith(PRODUCTS):
+        return f"gradient × activation: {title_of(output.removeprefix(PRODUCTS))}"
+    number = output.removeprefix("logit_")
+    return f"logit of {ACTION_LABELS[int(number)]}" if number.isdigit() else output
+
+
+def kind_of(output: str) -> str:
+    """Return the kind of an output, see ``PageOutput.kind``."""
+    return ACTIVATION if output == ACTIVATIONS else (
+        PRODUCT if output.startswith(PRODUCTS) else ATTRIBUTION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +273,8 @@ class PageContent:
             check.
         tolerance: accepted completeness error.
         remembers: whether the agents are recurrent.
-        start: numbers of the ``layer``, ``trajectory`` and ``step`` that the page shows first.
+        start: numbers of the ``layer``, ``trajectory`` and ``step`` that the page shows first, and
+            of the ``feature`` that it isolates, or None.
     """
 
     experiment: str
@@ -258,7 +292,7 @@ class PageContent:
     reports: dict[str, str]
     tolerance: float
     remembers: bool
-    start: dict[str, int]
+    start: dict[str, int | None]
 
     def source(self, trajectory: int) -> tuple[PageAgent, int]:
         """Return the agent of a trajectory, and the number of the trajectory among the trajectories
@@ -305,12 +339,13 @@ def write_page(path: Path, content: PageContent) -> None:
         summaries = list(with_progress(work, len(jobs), "attribution"))
     _write(folder.data_file("strips"), {"strips": strips})
     for number, layer in enumerate(content.layers):
-        if layer.pictures is not None:
+        if layer.pictures is not None and layer.seen is not None:
             for sheet, image in enumerate(_sheets(layer.pictures)):
                 _write(folder.observations_file(number, sheet), {"sheet": image})
             _write(folder.examples_file(number), {
                 "thumbnails": _encode_examples(layer.thumbnails) if layer.thumbnails else None,
-                "spatial": [_encode_examples(examples) for examples in layer.spatial]})
+                "spatial": [_encode_examples(examples) for examples in layer.spatial],
+                "seen": packed(seen=layer.seen)})
     _write(folder.data_file("steps"), encoded(
         **{name: getattr(content.steps, name) for name in ("episode", "row", "action", "earned",
                                                            "value")},
@@ -362,11 +397,11 @@ def _write_attributions(folder: AttributionPageFolder, content: PageContent, lay
         layer, output: indices of the layer and the output in the content.
 
     Returns:
-        The result of ``_summary``.
+        The result of ``summarise``.
     """
     names = content.layers[layer].name, content.outputs[output].name
     lags = content.lags(layer, output)
-    peaks, gaps, totals = [], [], []
+    peaks, gaps, totals, sizes = [], [], [], []
     for trajectory in range(len(content.agent_of)):
         agent, number = content.source(trajectory)
         arrays = agent.attribution(*names, number)
@@ -381,69 +416,11 @@ def _write_attributions(folder: AttributionPageFolder, content: PageContent, lay
                 **{name: memory[name] for name in ("totals", "older", "baseline", "gap")}))
         largest = np.abs(arrays["cells"].astype(np.float32)).max(axis=(1, 2))
         peaks.append(largest if content.layers[layer].gradients else largest[:, :-1])
+        sizes.append(sample_sizes(arrays["cells"], content.layers[layer].gradients))
         gaps += [exact["gap"]] if "gap" in exact else []
         totals += [exact["totals"]] if "totals" in exact else []
-    return _summary(content, layer, output, np.concatenate(peaks), *(
+    return summarise(content, (layer, output), np.concatenate(sizes), np.concatenate(peaks), *(
         np.concatenate(pieces) if pieces else None for pieces in (gaps, totals)))
-
-
-def quantise(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quantise the cells of each frame to integers from -LEVELS to LEVELS.
-
-    Args:
-        cells: attributions per cell and feature (T, H, W, F + 1).
-
-    Returns:
-        Quantised cells, int8 (T, H, W, F + 1); and the largest |cell| of each frame, which is
-        mapped to LEVELS, float32 (T,).
-    """
-    cells = cells.astype(np.float32)
-    peak = np.abs(cells).max(axis=(1, 2, 3))
-    scale = np.where(peak > 0, LEVELS / np.where(peak > 0, peak, 1), 0)
-    return np.rint(cells * scale[:, None, None, None]).astype(np.int8), peak
-
-
-def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray,
-             gaps: np.ndarray | None, totals: np.ndarray | None) -> dict:
-    """Compute statistics of a layer and an output over all trajectories.
-
-    Args:
-        content: content of the page.
-        layer, output: indices of the layer and the output in the content.
-        peaks: largest |cell| of each step and feature (N, F).
-        gaps: completeness error of each step (N,); None if the maps are not attributions.
-        totals: sums of the attributions over cells (N, F + 1); None if ``gaps`` is None.
-
-    Returns:
-        - ``layer``, ``output``: the arguments
-        - ``scale``: median over frames of the largest |cell|; the page shows cells of this size at
-          full brightness
-        - ``gaps``: dict of the completeness errors: ``median``, ``most`` (99 % quantile) and
-          ``largest`` error, number of errors ``above`` the tolerance, and number of ``steps``; None
-          without errors
-        - ``means``: mean totals of each feature and, last, the residual (F + 1,)
-        - ``strongest``: for each feature, [trajectory, step, total] of the largest |totals|
-        - ``lags``: L
-        - ``spread``: for each feature, a histogram over frames of the largest |cell|, with ``low``
-          and ``high`` end and ``counts``
-    """
-    largest = peaks.max(axis=1)
-    features = () if totals is None else totals[:, :-1].T
-    histograms = [np.histogram(peak, bins=NUM_BINS) for _, peak in zip(features, peaks.T)]
-    return {
-        "layer": layer, "output": output,
-        "scale": float(np.median(largest)) or float(largest.max()) or 1.0,
-        "gaps": None if gaps is None else {
-            "median": float(np.median(gaps)), "most": float(np.quantile(gaps, 0.99)),
-            "largest": float(gaps.max()), "above": int((gaps > content.tolerance).sum()),
-            "steps": len(gaps)},
-        "means": [] if totals is None else totals.mean(axis=0).astype(float).tolist(),
-        "strongest": [[[*content.steps.place(step), float(feature[step])]
-                       for step in best_of_episodes(np.abs(feature), content.steps, NUM_STRONGEST)]
-                      for feature in features],
-        "lags": content.lags(layer, output),
-        "spread": [{"low": float(edges[0]), "high": float(edges[-1]), "counts": counts.tolist()}
-                   for counts, edges in histograms]}
 
 
 def _encode_examples(examples: PageExamples) -> dict:

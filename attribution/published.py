@@ -28,8 +28,8 @@ from agents.networks import Policy, build_policy
 from common.cli import output_file
 from common.errors import UserError, nearest
 from common.files import MAX_REASON, MAX_WEIGHT, check_nested, read_bytes
+from common.game_constants import GAMES
 from common.options import LogOptions, OutputFileOptions, command, option
-from envs.procgen_env import ENV_NAMES
 
 WHAT = "published checkpoint"
 _KERNEL, _HEAD = ("kernel", "bias"), ("w", "b")
@@ -87,7 +87,7 @@ def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
     numbers = {name: float(value) for name, value in args.items()
                if isinstance(value, int | float) and math.isfinite(value)}
     scaled = str(args.get("reward_processing", "none")) != "none"
-    is_procgen = args.get("env_kind") == "procgen" and args.get("env_name") in ENV_NAMES
+    is_procgen = args.get("env_kind") == "procgen" and args.get("env_name") in GAMES
     return policy, AgentOrigin(
         reward_scale=None if scaled else numbers.get("reward_scale"),
         use_backgrounds=True if is_procgen else None,

@@ -128,22 +128,31 @@ def _solve(gram, targets, solutions):
 def _solve_row(gram, target, t):
     """Overwrite ``t`` (F,), initially 0, with the t >= 0 that minimises t G t / 2 - t b, where G is
     ``gram`` (F, F) and b is ``target`` (F,)."""
+    # Plain loops: numba compiles numpy's functions for ten seconds.
     size = len(target)
     slope = target.copy()  # b - G t
-    smallest = 1e-12 * np.abs(target).max()
+    smallest = 0.0
+    for i in range(size):
+        smallest = max(smallest, 1e-12 * abs(target[i]))
     free = np.zeros(size, np.bool_)  # entries of t that may be positive
     barred = np.zeros(size, np.bool_)  # entries whose direction is dependent or gives no gain
+    chosen = np.empty(size, np.int64)
     solved = np.empty(size)
     factor = np.empty((size, size))
     for _ in range(10 * size):
-        gains = np.where(free | barred, 0.0, slope)
-        index = np.argmax(gains)
-        if gains[index] <= smallest:
+        index, gain = -1, smallest
+        for i in range(size):
+            if slope[i] > gain and not free[i] and not barred[i]:
+                index, gain = i, slope[i]
+        if index < 0:
             return
         free[index] = True
         while True:
-            chosen = np.flatnonzero(free)
-            count = len(chosen)
+            count = 0
+            for i in range(size):
+                if free[i]:
+                    chosen[count] = i
+                    count += 1
             if not _cholesky(gram, target, chosen, count, factor, solved):
                 free[index], barred[index] = False, True
                 break
@@ -158,7 +167,8 @@ def _solve_row(gram, target, t):
             for k in range(count):
                 t[chosen[k]] += step * (solved[k] - t[chosen[k]])
             if first < 0:
-                barred[:] = False
+                for i in range(size):
+                    barred[i] = False
                 break
             for k in range(count):
                 if k == first or (solved[k] <= 0 and t[chosen[k]] <= 0):

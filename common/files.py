@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import io
 import itertools
@@ -273,13 +274,14 @@ def check_nested(content: Any, path: Path) -> list:
     return values
 
 
-def load_tensors(path: Path, what: str) -> dict:
+def load_tensors(path: Path, what: str, content: bytes | None = None) -> dict:
     """Load an untrusted torch file that holds only tensors and plain values.
 
     Tensors are loaded to the CPU.
 
     Args:
         what: kind of file, for messages.
+        content: content of the file, if it was read before.
 
     Raises:
         UserError: if the file is missing, truncated, damaged or not a torch file, contains code or
@@ -287,7 +289,7 @@ def load_tensors(path: Path, what: str) -> dict:
             that is sparse, nested, quantised, without data, or larger than its stored data
             (expanded).
     """
-    content = read_bytes(path, what)
+    content = read_bytes(path, what) if content is None else content
     file = io.BytesIO(content)  # errors raised from here on are about the contents
     try:
         if zipfile.is_zipfile(file):  # torch does not verify the checksums
@@ -488,11 +490,11 @@ def is_sha256(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect numerical results."""
-    result = {"python": platform.python_version(), "torch": str(torch.__version__),
-              "numpy": np.__version__}
-    for name in ("procgen", "procgen-mirror", "gym3", "scipy", "scikit-learn", "openTSNE",
+    result = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    for name in ("numpy", "procgen", "procgen-mirror", "gym3", "scipy", "scikit-learn", "openTSNE",
                  "pynndescent", "hdbscan", "numba", "llvmlite", "pandas"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             result[name] = metadata.version(name)

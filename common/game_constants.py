@@ -5,6 +5,8 @@ VIEWS_PER_WORLD = 3  # views per side of a world, see envs.wide_view
 WORLD_SIZE = VIEWS_PER_WORLD * FRAME_SIZE  # pixels along a side of a world
 PERSON_VIEW_SIZE = 512  # pixels along a side of the larger view
 NUM_ACTIONS = 15
+GAMES = ("bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball",
+         "fruitbot", "heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot")
 WALL, FREE, CHEESE = 51, 100, 2  # cell types of mazes in Procgen's state
 WORLD_DIMS = {"easy": 15, "hard": 25, "memory": 31}  # squares per side of a maze's world, by mode
 

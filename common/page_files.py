@@ -99,7 +99,8 @@ def data_script(path: Path, content: dict) -> bytes:
 def encoded(**arrays: np.ndarray) -> dict[str, list[str]]:
     """Encode arrays by name as [type, text].
 
-    The types are float16, float32, int8, int16, int32, uint8 and uint32; others raise a ``KeyError``.
+    The types are float16, float32, int8, int16, int32, uint8 and uint32; others raise a
+    ``KeyError``.
     """
     return {name: [array.dtype.name, letters(_little_endian(array))]
             for name, array in arrays.items()}

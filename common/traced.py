@@ -393,7 +393,7 @@ class _Writer:
             product, self._expanded(node.args[0], result.shape)])
 
     def _native_group_norm(self, node, arguments, options, result) -> list[int]:
-        _, weight, bias, num, channels, size, groups, epsilon = arguments
+        num, channels, size, groups, epsilon = arguments[3:]
         return [self._emit(
             "group_norm", result[0].numel(), map(self._number, node.args[:3]), num, channels, size,
             groups, epsilon)]
@@ -441,8 +441,9 @@ class _Writer:
                   for each in (tensor, index)]
         if others[0] != others[1]:
             raise NotImplementedError("gather from tensors of another shape")
-        return self._emit("gather", result.numel(), map(self._number, node.args[::2]), math.prod(tensor.shape[:dim]),
-                          tensor.shape[dim], index.shape[dim], math.prod(tensor.shape[dim + 1:]))
+        return self._emit("gather", result.numel(), map(self._number, node.args[::2]),
+                          math.prod(tensor.shape[:dim]), tensor.shape[dim], index.shape[dim],
+                          math.prod(tensor.shape[dim + 1:]))
 
     def _index(self, node, arguments, options, result) -> int:
         tensor, indices = arguments

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,11 @@ def objects_of(game: str) -> tuple[GameObject, ...]:
     return tuple(typed(GameObject, {**kind, "name": name},
                        f"{GAME_OBJECTS_FILE.name}: {game}: {name}")
                  for name, kind in kinds.items())
+
+
+def kind_label(name: str) -> str:
+    """Return the name of a kind of object, or of a cause of failure, in words."""
+    return re.sub(r"_(left|right)$", r" moving \1", name).replace("_", " ")
 
 
 def hazards_of(game: str) -> tuple[GameObject, ...]:

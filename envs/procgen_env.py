@@ -1,127 +1,34 @@
-"""Procgen environments: vector environments, episodes on chosen levels, and single level states."""
+"""Procgen environments: vector environments, episodes on chosen levels, and single level states.
+
+Procgen itself is imported when the first environment is made, so that everything that only reads
+recordings works without it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
-import io
-import random
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.errors import UserError, nearest
+from common.errors import UserError
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
+from envs.env_config import DISPLAY_OPTIONS, GAMES_OF_MODE, MAX_LEVEL, EnvConfig
 from envs.level_state import LevelState
 
-with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, prints a notice
-    from procgen import ProcgenGym3Env
-    from procgen.env import ENV_NAMES, EXPLORATION_LEVEL_SEEDS, MAX_STATE_SIZE
+if TYPE_CHECKING:
+    from envs.procgen_binding import Procgen
 
-MAX_LEVEL = 2**31 - 1
+__all__ = ["DISPLAY_OPTIONS", "GAMES_OF_MODE", "MAX_LEVEL", "EnvConfig", "EnvObservation",
+           "LevelEdit", "LevelSlots", "ProcgenVectorEnv", "StateView", "draw_new_levels",
+           "first_frames", "first_states"]
+
 _RESET = -1  # action that makes Procgen begin the next level
 
 LevelEdit = Callable[[bytes], bytes]
 """Function that maps the serialised state of a new level to the state that is played instead. It
 must be pure and idempotent, because the first frame of a level may be observed twice."""
-
-GAMES_OF_MODE = {
-    "easy": tuple(ENV_NAMES),
-    "hard": tuple(ENV_NAMES),
-    "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
-    "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
-    "exploration": tuple(EXPLORATION_LEVEL_SEEDS),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class EnvConfig:
-    """A game and its levels.
-
-    Attributes:
-        env_name: one of the 16 Procgen games.
-        distribution_mode: ``easy``, ``hard``, ``extreme``, ``memory`` or ``exploration``; not
-            every game has every mode.
-        start_level: seed of the first level; must be 0 if ``num_levels`` is 0.
-        num_levels: number of consecutive level seeds; 0 for all of them.
-        use_backgrounds: whether the game draws background images. The published agents were
-            trained without them.
-
-    Raises:
-        UserError: if there is no such game or mode, or the range of levels is invalid.
-
-    Example::
-
-        >>> env = EnvConfig("coinrun", "hard", num_levels=1000)
-        >>> unseen = env.unseen_levels()
-        >>> assert min(unseen.draw_levels(5, seed=0)) >= 1000
-    """
-
-    env_name: str
-    distribution_mode: str
-    start_level: int = 0
-    num_levels: int = 0
-    use_backgrounds: bool = False
-
-    def __post_init__(self):
-        if self.env_name not in ENV_NAMES:
-            raise UserError(f"there is no Procgen game '{self.env_name}'"
-                            f"{nearest(self.env_name, ENV_NAMES)}")
-        mode = self.distribution_mode
-        if mode not in GAMES_OF_MODE:
-            raise UserError(f"unknown distribution mode '{mode}'{nearest(mode, GAMES_OF_MODE)}")
-        if self.env_name not in GAMES_OF_MODE[mode]:
-            raise UserError(f"{self.env_name} has no distribution mode '{mode}'; "
-                            f"the games that have it: {', '.join(GAMES_OF_MODE[mode])}")
-        if self.start_level < 0 or self.num_levels < 0:
-            raise UserError("start_level and num_levels must not be negative")
-        if self.start_level and not self.num_levels:
-            raise UserError("start_level needs num_levels above 0, because 0 selects all levels")
-        if self.start_level + self.num_levels > MAX_LEVEL:
-            raise UserError(f"start_level + num_levels must not exceed {MAX_LEVEL}")
-
-    @property
-    def levels(self) -> range:
-        """Level seeds in use; a single one in mode ``exploration``."""
-        if self.distribution_mode == "exploration":
-            level = EXPLORATION_LEVEL_SEEDS[self.env_name]
-            return range(level, level + 1)
-        if self.num_levels == 0:
-            return range(MAX_LEVEL)
-        return range(self.start_level, self.start_level + self.num_levels)
-
-    def draw_levels(self, num: int, seed: int) -> list[int]:
-        """Draw ``num`` level seeds, which are distinct while unused seeds remain.
-
-        A larger ``num`` with the same seed only extends the list.
-        """
-        rng = random.Random(seed)
-        drawn: list[int] = []
-        seen: set[int] = set()
-        while len(drawn) < num:
-            level = rng.choice(self.levels)
-            if level not in seen or len(seen) == len(self.levels):
-                drawn.append(level)
-                seen.add(level)
-        return drawn
-
-    def unseen_levels(self) -> EnvConfig:
-        """Return the same game with all level seeds above the current range.
-
-        If ``num_levels`` is 0, the range covers all 2**31 - 1 levels, of which a run sees a
-        negligible part. The configuration is then returned unchanged.
-
-        Raises:
-            UserError: if no level is left.
-        """
-        if self.num_levels == 0:
-            return self
-        start = self.start_level + self.num_levels
-        if start == MAX_LEVEL:
-            raise UserError("no unseen levels are left above start_level + num_levels")
-        return dataclasses.replace(self, start_level=start, num_levels=MAX_LEVEL - start)
-
 
 @dataclasses.dataclass(frozen=True)
 class EnvObservation:
@@ -237,8 +144,8 @@ class LevelSlots:
         self.level_complete = np.zeros(num_slots, dtype=bool)  # in each slot's last episode
         self._config, self._person_view = config, person_view
         self._edit, self._edit_every_step = edit, edit_every_step
-        self._envs: dict[int, _Procgen] = {}  # environments by slot
-        self._idle: list[_Procgen] = []  # of ended episodes, for restore: a new one takes 5 ms
+        self._envs: dict[int, Procgen] = {}  # environments by slot
+        self._idle: list[Procgen] = []  # of ended episodes, for restore: a new one takes 5 ms
 
     def start(self, slot: int, level: int) -> None:
         """Begin an episode on the level with this seed; its first frame is in ``frames[slot]``.
@@ -437,51 +344,19 @@ def draw_new_levels(config: EnvConfig, num: int, seed: int) -> tuple[list[int], 
     return new, 1 - num / num_drawn
 
 
-class _Procgen(ProcgenGym3Env):
-    """Procgen's environments, with access to the states of single environments."""
-
-    def __init__(self, num: int, env_name: str, **options):
-        super().__init__(num, env_name, **options)
-        self._game = env_name
-        self._state: object | None = None  # buffer that states are read into
-
-    def state_of(self, index: int) -> bytes:
-        """Return the state of one environment; all environments must have been observed."""
-        if self._state is None:
-            self._state = self._ffi.new("char[]", MAX_STATE_SIZE)
-        size = self.call_c_func("get_state", index, self._state, MAX_STATE_SIZE)
-        return bytes(self._ffi.buffer(self._state, size))
-
-    def edit(self, index: int, edit: LevelEdit) -> None:
-        """Edit one environment; the next ``observe`` shows it.
-
-        Raises:
-            UserError: if the result would crash Procgen.
-        """
-        edited = edit(self.state_of(index))
-        LevelState.parse(edited, self._game)
-        self.call_c_func("set_state", index, edited, len(edited))
-
-
 def _make(config: EnvConfig, levels: range, num: int, seed: int, num_threads: int,
-          person_view: bool) -> _Procgen:
+          person_view: bool) -> Procgen:
     range_options = {"start_level": levels.start,
                      "num_levels": 0 if levels == range(MAX_LEVEL) else len(levels)}
-    with _no_collection():
-        return _Procgen(
+    try:
+        from envs.procgen_binding import Procgen, no_collection
+    except ImportError as error:
+        raise UserError(f"this needs Procgen, which cannot be imported ({error}); it has builds "
+                        "for Linux and Python 3.11 and 3.12: pip install procgen-mirror") from error
+    with no_collection():
+        return Procgen(
             num=num, env_name=config.env_name, distribution_mode=config.distribution_mode,
             use_backgrounds=config.use_backgrounds, num_threads=num_threads,
+            **{name: getattr(config, name) for name in DISPLAY_OPTIONS},
             rand_seed=seed % MAX_LEVEL, render_mode="rgb_array" if person_view else None,
             **({} if config.distribution_mode == "exploration" else range_options))
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Disable garbage collection: freeing an environment while cffi loads a library deadlocks."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -28,8 +28,8 @@ WORLD_FIELDS = ("squares", "corner", "places", "velocities", "looks", "clock")  
 def check_simulator(simulator: Simulator) -> None:
     """Raise UserError if the page cannot run a simulator."""
     if not simulator.config.is_spatial:
-        raise UserError("the dream page needs a simulator of the spatial architecture; that of this "
-                        "one is vector")
+        raise UserError("the dream page needs a simulator with the spatial architecture, but this "
+                        "one has the architecture vector")
     if simulator.agent.policy.edits:
         raise UserError("this agent has edits, which the dream page cannot apply")
 

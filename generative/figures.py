@@ -24,6 +24,7 @@ from common.palette import (
     VERMILION,
 )
 from common.training_curves import STEPS, TRAINING, VALIDATION, save
+from envs.objects import kind_label
 from generative.fidelity import (
     KEPT,
     OBJECT_ERROR,
@@ -109,7 +110,8 @@ def plot_simulator(log: pd.DataFrame, path: Path, title: str) -> None:
             if column in log:
                 axes.plot(log["batches"], log[column], color=colour, alpha=0.25, linewidth=0.7)
                 smooth = log[column].rolling(SMOOTHED_ROWS, min_periods=1).mean()
-                axes.plot(log["batches"], smooth, color=colour, label=label)
+                axes.plot(log["batches"], smooth, color=colour, label=label,
+                          marker="o" if len(log) == 1 else None)
         if held_out in log:
             axes.legend()
         if name in LOGARITHMIC:
@@ -173,9 +175,9 @@ def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: s
     figure = Figure(figsize=(3.2 * max(len(seen), 3), 6.5), layout="constrained")
     panels = figure.subplots(2, len(seen), squeeze=False, sharex=True) if seen else np.empty((2, 0))
     for (above, below), kind in zip(panels.T, seen):
-        _draw(above, table, OBJECT_SHOWN + kind, f"{kind}: share shown")
+        _draw(above, table, OBJECT_SHOWN + kind, f"{kind_label(kind)}: share shown")
         above.set_ylim(-0.03, 1.03)
-        _draw(below, table, OBJECT_ERROR + kind, f"{kind}: squared error")
+        _draw(below, table, OBJECT_ERROR + kind, f"{kind_label(kind)}: squared error")
         below.set_ylim(bottom=0)
         below.set_xlabel(STEP)
     if seen:
@@ -217,14 +219,17 @@ def _draw_kept(axes: Axes, table: pd.DataFrame) -> None:
     axes.axis("on")
     shown = [name for name in (SIMULATOR, OTHER_SIMULATOR, MEAN_FRAME)
              if (rows["predictor"] == name).any()]
-    by_kind = rows.assign(kind=rows["kind"].str.removeprefix(KEPT)).pivot(
-        index="kind", columns="predictor").reindex(rows["kind"].str.removeprefix(KEPT).unique())
+    kinds = rows["kind"].str.removeprefix(KEPT).map(kind_label)
+    by_kind = rows.assign(kind=kinds).pivot(index="kind", columns="predictor").reindex(
+        kinds.unique())
     means, low, high = (by_kind[name][shown] for name in ("mean", "low_95", "high_95"))
     errors = np.nan_to_num([means - low, high - means]).clip(min=0)  # (2, kinds, predictors)
-    means.plot.bar(ax=axes, yerr=np.moveaxis(errors, -1, 0), legend=False, width=2 * _KEPT_WIDTH,
+    means = means.rename(columns=LABELS)
+    means.plot.bar(ax=axes, yerr=np.moveaxis(errors, -1, 0), width=2 * _KEPT_WIDTH,
                    color=[LINES[name][0] for name in shown], error_kw={"elinewidth": 1},
                    xlabel="", rot=40)
-    axes.set_ylim(0, 1.03)
+    axes.set_ylim(0, 1.3)  # leaves room for the legend
+    axes.legend(fontsize=9, ncols=2, loc="upper center")
     axes.set_title(f"objects kept: share still shown at step {rows['step'].max()}", fontsize=11)
     axes.grid(alpha=0.3, axis="y")
 

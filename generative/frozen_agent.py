@@ -39,12 +39,13 @@ class FrozenAgent(nn.Module):
     def train(self, mode: bool = True) -> FrozenAgent:
         """Stay in evaluation mode for either value of ``mode``.
 
-        Only the GRU itself stays in training mode, because cuDNN cannot compute gradients with
-        respect to its input in evaluation mode. It has no dropout, so its output is the same.
+        Only recurrent layers without dropout stay in training mode, because cuDNN cannot compute
+        gradients with respect to their input in evaluation mode. Their output is the same.
         """
         super().train(False)
-        if self.policy.recurrent:
-            self.policy.gru.gru.train(True)
+        for module in self.policy.modules():
+            if isinstance(module, nn.RNNBase) and not module.dropout:
+                module.train(True)
         return self
 
     def sequence(self, images: Tensor, hidden: Tensor) -> PolicyOutput:

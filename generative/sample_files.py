@@ -251,6 +251,10 @@ class SampleFolder(ResultStore):
         return stack(self.path, {number: self._read_field(number, field) for number in numbers},
                      _NAMES[field])
 
+    def has_origin(self, number: int) -> bool:
+        """Return whether a sample stores its start, which published samples do not."""
+        return (self.sample_folder(number) / _ORIGIN_NAME).is_file()
+
     def origin(self, number: int) -> SampleOrigin:
         """Read start and forced action of a sample, which published samples do not store.
 

@@ -30,11 +30,13 @@ class Frames:
         state: state of the simulated environment.
         images: frames in [0, 1] (B, C, H, W).
         ends: largest probability so far that the episode ends (B,).
+        now: probability that it ends at this step (B,).
     """
 
     state: EnvState
     images: Tensor
     ends: Tensor
+    now: Tensor
 
 
 MODE = LatentSampler("mode")
@@ -112,7 +114,7 @@ class SimulatedGame:
             state, predicted = self._simulator.advance(state, actions, self._draw)
             now = torch.sigmoid(predicted["terminal_logits"]).float()
         frames = Frames(state, clamp_image(predicted["raw_images"]),
-                        now if ends is None else torch.maximum(ends, now))
+                        now if ends is None else torch.maximum(ends, now), now)
         self._playing |= {slot: (frames, row) for row, slot in enumerate(slots)}
         return predicted["rewards"].float().tolist()
 
@@ -138,7 +140,7 @@ class SimulatedGame:
             scenery = dataclasses.replace(self._simulator.squares.paint(world),
                                           first=stacked("state.scenery.first"))
         state = EnvState(stacked("state.env_h"), stacked("state.z"), world, scenery, steps.pop())
-        return Frames(state, stacked("images"), stacked("ends"))
+        return Frames(state, stacked("images"), stacked("ends"), stacked("now"))
 
 
 class RecordedStart(NamedTuple):

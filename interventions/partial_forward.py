@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from agents.layers import find_layer
 from agents.networks import Memory, Policy, PolicyOutput, to_images
 from common.devices import Compute
+from common.errors import UserError, shortened
 
 
 class PartialForward:
@@ -54,15 +55,27 @@ class PartialForward:
     def __init__(self, policy: Policy, compute: Compute, layer: str):
         self.policy, self.compute, self.layer = policy, compute, find_layer(policy, layer)
         step = _Step(policy)
-        after = _Tracer().trace(step)
+        try:
+            after = _Tracer(f"policy.{self.layer.name}").trace(step)
+        except Exception as error:  # the code of a wrapped module can be anything
+            if policy.known_layers is None:
+                raise
+            raise UserError("the wrapped module cannot be run in parts, because torch.fx cannot "
+                            f"trace it: {shortened(str(error))}") from error
+        after.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
         before = copy.deepcopy(after)
         nodes = list(after.nodes)
         place = [str(node.target) for node in nodes].index(f"policy.{self.layer.name}")
-        self.batch_dim = int(isinstance(policy.get_submodule(self.layer.name), Memory))  # (T, B, D)
+        module = policy.get_submodule(self.layer.name)
+        self.batch_dim = int(isinstance(module, Memory) and not module.one_step)  # (T, B, D)
         later = set(nodes[place + 1:])
         self._earlier = nodes[:place + 1]
         self._also_read = [node for node in nodes[:place] if later & set(node.users)]
-        self.bypassed = any(node.target != "entering" for node in self._also_read)
+        from_frame = {nodes[0]}
+        for node in nodes[:place]:
+            if from_frame & set(node.all_input_nodes):
+                from_frame.add(node)
+        self.bypassed = bool(from_frame & set(self._also_read))
 
         copies = list(before.nodes)
         same = dict(zip(nodes, copies))
@@ -170,10 +183,20 @@ class _Step(nn.Module):
 
 class _Tracer(fx.Tracer):
     """Tracer that treats all layers, including the memory, as leaf modules, and parameters outside
-    layers as constants."""
+    layers as constants.
+
+    Args:
+        layer: path of a layer, which is a leaf even if it has parts, and is not hidden in one.
+    """
+
+    def __init__(self, layer: str):
+        super().__init__()
+        self._layer = layer
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
-        return isinstance(module, Memory) or not any(module.children())
+        if qualified_name == self._layer or not any(module.children()):
+            return True
+        return isinstance(module, Memory) and not self._layer.startswith(f"{qualified_name}.")
 
     def getattr(self, attr: str, attr_val, parameter_proxy_cache):
         return attr_val

@@ -135,7 +135,7 @@ def prepare(options: SteeringOptions, policy: Policy, store: ResultStore, arms: 
 def describe(options: SteeringOptions, forks: Forks) -> str:
     """Describe the run in sentences, for the report."""
     chosen_on = (f"Layer and coefficient were chosen on {len(forks.choosing)} other forks."
-                 if forks.choosing else "The table contains every arm; no arm was selected.")
+                 if forks.choosing else "The table contains every condition; none was selected.")
     return (f"{len(forks.reported)} forks of {game_of(forks.all).distribution_mode} mazes, one "
             "frame each, with the mouse at the decision square; agent "
             f"{options.agent_file.name}; vector "

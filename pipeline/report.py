@@ -7,50 +7,41 @@ from __future__ import annotations
 
 import collections
 import datetime
-import html
 import os
 import re
+import string
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
-from xml.etree.ElementTree import Element
+from urllib.parse import quote
 
-import markdown
 import markupsafe
-import numpy as np
-from markdown.inlinepatterns import InlineProcessor
-from markdown.treeprocessors import Treeprocessor
+from PIL import Image
 
-from agents.run_folder import read_log
-from agents.training_plots import plot_for_figure
-from common.config import check_entries
-from common.errors import UserError, shortened
-from common.files import atomic_path, read_bytes, read_description, versions
+from common.documents import render_markdown
+from common.errors import UserError
+from common.files import atomic_path, versions
 from common.page_files import templates
-from common.results import ResultStore
-from common.video import write_poster, write_strip
-from generative.card_tables import SUMMARY_STEPS, card_rows
-from generative.loss_over_time import LOSS_OVER_TIME
-from generative.saliency.files import SaliencyFolder
-from interventions.comparison import comparison_store
+from common.video import write_poster
 from pipeline.records import DONE, NOT_RUN, Digests, Experiment, Record, state_of_exit
+from pipeline.report_contents import (
+    CHECKS_OF,
+    TABLES,
+    draw_training_curve,
+    write_saliency_strips,
+)
 from pipeline.runner import CONTINUE, RUN, SKIPPED, UP_TO_DATE, Decision, Pipeline
-from pipeline.stage import FOLDERS, ROOT, Stage
+from pipeline.stage import Stage
 from pipeline.stage_files import Files, Page
-from stats.effects import claims_summary
 
 REPORT = Path("report")
-TRAINING_CURVE = REPORT / "training_curve.png"  # of the analysed agent
-STRIP_SAMPLES = 3
 PAGE_NAME = "index.html"
 TEMPLATES = Path(__file__).parent / "templates"
-STRIP_FUNCTIONS, STRIP_HEIGHT = 3, 96
-MAX_DOCUMENT = 1_000_000  # characters of a Markdown file
-MAX_MARKS, MAX_ALL_MARKS = 150, 50_000  # characters such as [ in a block, and in all blocks
+WIDE = 2.2  # least ratio of width to height of a picture that is scrolled on a phone
 
 
-def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) -> Path:
+def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page, running: str = "",
+                 digests: Digests | None = None) -> Path:
     """Write the page from the contents of the output folder; returns its path.
 
     Other files in the folder of the report are kept, except strips of saliency from earlier runs.
@@ -59,6 +50,8 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
         experiment: output folder with the records.
         stages: all stages, in order.
         page: contents of the page.
+        running: if further stages will run, a sentence that says so.
+        digests: known checksums of the files; read from the output folder if not given.
 
     Raises:
         UserError: if the folder of the report is a symbolic link.
@@ -69,21 +62,21 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
                         "written")
     folder.mkdir(parents=True, exist_ok=True)
     records = {stage.name: experiment.record(stage.name) for stage in stages}
-    digests = experiment.digests(check=False)
+    digests = digests or experiment.digests(check=False)
     changed = {name: file for name, record in records.items()
                if record and (file := _changed_output(output, record, digests))}
     results = {name: f"({name}: {changed[name]} was changed after it had been written)"
-               if name in changed else record.result if record and record.status == DONE
-               else f"({name} is not finished)" for name, record in records.items()}
+               if name in changed else record.result if record else ""
+               for name, record in records.items()}
     done = {name for name, record in records.items()
             if record and record.status == DONE and name not in changed}
     for strip in folder.glob("saliency_*.png"):  # samples of an earlier run
         if re.fullmatch(r"saliency_\d{5,}\.png", strip.name):
             strip.unlink()
     if "saliency" in done:
-        _write_saliency_strips(output, folder)
+        write_saliency_strips(output, folder)
     if "evaluate" in done:
-        _draw_training_curve(output, page.agent_file)
+        draw_training_curve(output, page.agent_file)
     pages = templates(TEMPLATES)
     name = experiment.description().get("name", "")
 
@@ -92,23 +85,30 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
 
     sections = []
     for section in page.sections:
-        stage, table = _TABLES.get(section.section, ("", None))
+        stage, table = TABLES.get(section.section, ("", None))
+        checking, checks = CHECKS_OF.get(section.section, ("", None))
+        needed = [name for _, name, *_ in string.Formatter().parse(section.answer)
+                  if name in records]
+        unfinished = [name for name in needed if name not in done and name not in changed]
         answer = section.answer.format_map(collections.defaultdict(str, results))
         sections.append((section, {
-            "answer": answer[:1].upper() + answer[1:], "figure": part(section.figure),
+            "answer": f"Not finished yet: {', '.join(unfinished)}." if unfinished else
+            answer[:1].upper() + answer[1:], "figure": part(section.figure),
             "tools": [part(files) for files in section.tools if files.stage in records],
             "more": [part(files) for files in section.more if files.stage in records],
+            "checks": checks(output) if checks and checking in done else [],
             "table": table(output) if table and stage in done else None}))
     for document in _documents(output, page, done):
         text = pages.get_template("document.html.j2").render(
-            name=name, body=render_document(output, document))
+            title=name, back=(PAGE_NAME, f"Back to the experiment {name}"),
+            body=render_document(output, document))
         _write(folder / _page_of(output, document), text)
     opening = [shown for shown in map(part, page.opening) if shown["media"]]
     total = sum(record.seconds for record in records.values() if record)
     _write(folder / PAGE_NAME, pages.get_template("report.html.j2").render(
         name=name, preset=experiment.description().get("preset", ""),
         date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", sections=sections, opening=opening,
-        page=page, rows=[
+        page=page, running=running, rows=[
             {**_row(output, name, record), **({"status": "changed", "result": results[name]}
                                               if name in changed else {})}
             for name, record in records.items()], total=duration(total),
@@ -160,8 +160,9 @@ def _part(output: Path, files: Files, done: Collection[str], names: Collection[s
     return {"caption": files.caption, "media": media, "missing": "" if media else missing}
 
 
-def _medium(output: Path, path: Path) -> dict[str, str]:
-    """Return the kind of a file, its URL relative to the page, its name, and a video's poster."""
+def _medium(output: Path, path: Path) -> dict[str, Any]:
+    """Return the kind of a file, its URL relative to the page, its name, a video's poster, and
+    whether a picture is a plot, which is dimmed on a dark page, or too wide for a phone."""
     kind = {".mp4": "film", ".png": "picture", ".gif": "picture"}.get(path.suffix, "link")
     name = path.parent.name if path.name in (PAGE_NAME, "index.md") else path.name
     source, poster = os.path.relpath(path, output / REPORT), ""
@@ -173,7 +174,16 @@ def _medium(output: Path, path: Path) -> dict[str, str]:
             write_poster(output / REPORT / poster, path)
         except UserError:  # the video is damaged
             poster = ""
-    return {"kind": kind, "source": quote(source), "name": name, "poster": quote(poster)}
+    medium: dict[str, Any] = {"kind": kind, "source": quote(source), "name": name,
+                              "poster": quote(poster)}
+    if kind == "picture":
+        try:
+            with Image.open(path) as image:
+                medium |= {"plot": "Matplotlib" in image.info.get("Software", ""),
+                           "wide": image.width > WIDE * image.height}
+        except (OSError, SyntaxError):  # the picture is damaged
+            pass
+    return medium
 
 
 def _documents(output: Path, page: Page, done: Collection[str]) -> list[Path]:
@@ -192,95 +202,17 @@ def _page_of(output: Path, document: Path) -> str:
 
 
 def render_document(output: Path, document: Path) -> markupsafe.Markup:
-    """Convert a Markdown file of an analysis to HTML.
-
-    The file contains names chosen by users. Therefore, embedded HTML is shown as text, except for
-    line breaks and anchors. Links are made relative to the report's folder; links and images with a
-    scheme, such as ``https:``, are shown as text. A document whose conversion could take long is
-    shown as it is.
+    """Convert a Markdown file of an analysis to HTML, with links relative to the report's folder;
+    see ``render_markdown``.
 
     Args:
         output: output folder.
         document: the Markdown file.
-
-    Raises:
-        UserError: if it is not a regular file.
     """
-    text = read_bytes(document).decode(errors="replace")
-    if not _is_simple(text):
-        return markupsafe.Markup("<pre>{}</pre>").format(shortened(text, MAX_DOCUMENT))
-    reader = markdown.Markdown(extensions=["tables"])
-    reader.preprocessors.deregister("html_block")
-    for name in ("html", "autolink", "automail"):
-        reader.inlinePatterns.deregister(name)
-    reader.inlinePatterns.register(_OwnMarkup(_OwnMarkup.PATTERN, reader), "own markup", 90)
-    reader.treeprocessors.register(_Links(output, document), "links", 1)
-    return markupsafe.Markup(reader.convert(text))
-
-
-def _is_simple(text: str) -> bool:
-    """Return whether a Markdown text can be converted quickly. The time grows with the cube of the
-    number of marks in a block, which is a paragraph or a row of a table."""
-    marks = 0
-    for block in re.split(r"\n\s*\n", text):
-        lines = block.splitlines()
-        is_table = len(lines) > 1 and all(line.startswith("|") for line in lines)
-        for part in lines if is_table else [block]:
-            number = len(re.findall(r"[\[`<>*_]", part))
-            marks += number
-            if number > MAX_MARKS:
-                return False
-    return len(text) <= MAX_DOCUMENT and marks <= MAX_ALL_MARKS
-
-
-class _OwnMarkup(InlineProcessor):
-    """Parse the embedded HTML that reports contain: line breaks and anchors."""
-
-    PATTERN = r'<br>|<a id="([a-z0-9_-]+)"></a>'
-
-    def handleMatch(self, m: re.Match, data: str) -> tuple[Element, int, int]:
-        element = Element("a", id=m[1]) if m[1] else Element("br")
-        return element, m.start(0), m.end(0)
-
-
-class _Links(Treeprocessor):
-    """Convert links of a document to links of the page that shows it, and external links to text.
-    """
-
-    def __init__(self, output: Path, document: Path):
-        super().__init__()
-        self._output, self._document = output.resolve(), document
-
-    def run(self, root: Element) -> None:
-        for element in root.iter():
-            name = {"a": "href", "img": "src"}.get(element.tag, "")
-            target = element.get(name)
-            if target is None:  # an anchor without a link
-                continue
-            address = self._moved(html.unescape(target))
-            if address is not None:
-                element.set(name, address)
-                continue
-            element.text = element.get("alt") or element.text
-            element.tag = "span"
-            element.attrib.clear()
-
-    def _moved(self, address: str) -> str | None:
-        """Convert a link of the document to a link of the page that shows the document.
-
-        The result is None unless the link is an anchor or a relative path.
-        """
-        if address.startswith("#"):
-            return address
-        path = unquote(address.partition("#")[0])
-        if not re.fullmatch(r"[\w .-]+(/[\w .-]+)*", path):  # no scheme, no host, no root
-            return None
-        target = (self._document.parent / path).resolve()
-        if target.suffix == ".md" and target.is_file():
-            moved = _page_of(self._output, target)
-        else:
-            moved = os.path.relpath(target, self._output / REPORT)
-        return quote(moved) + address[len(address.partition("#")[0]):]
+    root = output.resolve()
+    return render_markdown(document, lambda target: (
+        _page_of(root, target) if target.suffix == ".md" and target.is_file()
+        else os.path.relpath(target, root / REPORT)))
 
 
 def _row(output: Path, name: str, record: Record | None) -> dict[str, Any]:
@@ -293,73 +225,6 @@ def _row(output: Path, name: str, record: Record | None) -> dict[str, Any]:
     return {"name": name, "status": record.status, "seconds": seconds, "size": size,
             "result": result, "why": record.why, "date": record.date,
             "log": _medium(output, log) if log.is_file() else None}
-
-
-def _card_table(output: Path) -> dict[str, Any]:
-    """Return the fidelity card with the baselines of each measure."""
-    table = ResultStore(output / "loss_over_time", LOSS_OVER_TIME).read("table")
-    steps = [step for step in SUMMARY_STEPS if (table["step"] == step).any()]
-    return {"caption": "The fidelity card by simulated step, with 95 % intervals over episodes. "
-            "Rows with a dash are baselines.",
-            "header": ["measure", *steps], "text_columns": 1, "folded": [],
-            "rows": [list(row) for row in card_rows(table, steps)]}
-
-
-def _effects_table(output: Path) -> dict[str, Any]:
-    """Return the table of the effects of each direction on each outcome."""
-    table = comparison_store(output / FOLDERS.interventions).read("effects")
-    table = table[~table["control"]]
-    rows: dict[bool, list] = {True: [], False: []}
-    for row in table.itertuples():
-        rows[row.claimed].append([
-            row.label, row.outcome.replace("_", " "), f"{row.unaltered:.3g}", f"{row.altered:.3g}",
-            f"{row.effect:+.3g} ({row.low_95:+.3g} to {row.high_95:+.3g})", f"{row.p_holm:.2g}",
-            f"{row.p_control:.2g}"])
-    return {
-        "caption": f"{claims_summary(table)}. Means without and with the "
-        "alteration, the change with its 95 % interval, its corrected p, and the share of random "
-        "directions with as large a change.",
-        "header": ["alteration", "outcome", "unaltered", "altered", "change", "p (Holm)",
-                   "p (controls)"],
-        "text_columns": 2, "rows": rows[True], "folded": rows[False],
-        "folded_caption": f"The {len(rows[False])} effects that are not claimed"}
-
-
-_TABLES = {"simulator": ("loss_over_time", _card_table),
-           "interventions": ("interventions", _effects_table)}  # stage and function by section
-
-
-def _draw_training_curve(output: Path, agent_file: str | None) -> None:
-    """Plot the training curve of the analysed agent, from the log next to its file.
-
-    Args:
-        output: output folder.
-        agent_file: file of the agent; None for the agent that was trained here.
-    """
-    if agent_file is None:
-        logs = sorted((output / "agent").glob("**/log.csv"))
-    else:
-        logs = list((ROOT / agent_file).parent.glob("log.csv"))
-    if logs:
-        log = read_log(logs[-1].parent)
-        plot_for_figure(log, output / TRAINING_CURVE, f"{log['timesteps'].iloc[-1]:,} steps")
-
-
-def _write_saliency_strips(output: Path, folder: Path) -> None:
-    """Write image strips of the first samples: frames above the saliency of several functions."""
-    files = SaliencyFolder(output / "samples" / "informed_init")
-    for number in files.samples.numbers()[:STRIP_SAMPLES]:
-        described = sorted(files.samples.sample_folder(number).glob("saliency_*.json"))
-        kinds = {"function": str}
-        names = [check_entries(read_description(path), kinds, path, kinds)["function"]
-                 for path in described]
-        names.sort(key=lambda name: (name != "value", name != "action", name))
-        if names:
-            rows = [files.samples.sample(number).frames,
-                    *(files.saliency(number, name).processed
-                      for name in names[:STRIP_FUNCTIONS])]
-            write_strip(folder / f"saliency_{number:05d}.png",
-                        [list(np.asarray(row)) for row in rows], STRIP_HEIGHT)
 
 
 # Tables in the terminal

@@ -21,15 +21,22 @@ from common.config import check_entries
 from common.files import read_array, read_bytes, read_description, read_json
 from common.results import ResultStore
 from common.tables import format_count, read_table
+from generative.card_tables import SUMMARY_STEPS
+from generative.fidelity import PSNR
+from generative.loss_over_time import LAST_FRAME, LOSS_OVER_TIME, SIMULATOR
 from generative.runs import newest_simulator_run, read_progress
 from interventions.scan_study import SCANNED
+from maze.field.results import FIELDS_FILES, UNPATCHED
 from maze.studies.claims import CLAIMS as MAZE_CLAIMS
 from pipeline.records import find
+from pipeline.report_contents import attribution_checks
 from pipeline.stage import agent_experiment, simulator_experiment
 from stats.effects import claims_summary
+from stats.report import format_interval
 
 _CLAIMS = {"attribution": ATTRIBUTION_CLAIMS, "maze": MAZE_CLAIMS, "memory": MEMORY_CLAIMS}
-_EFFECTS = {"label": str, "outcome": str, "control": bool, "claimed": bool, "num_controls": float}
+_EFFECTS = {"label": str, "outcome": str, "control": bool, "claimed": bool, **dict.fromkeys(
+    ("num_controls", "effect", "low_95", "high_95", "control_low", "control_high"), float)}
 _SPECIFICITY = {"correlations": tuple[float | None, ...]}
 
 
@@ -58,9 +65,11 @@ def held_out_loss(output: Path, _folder: str) -> str:
 
 def success_rate(output: Path, path: str) -> str:
     """Report the success rate in an output file of evaluate.py."""
-    kinds = {"success_rate": float}
-    return "{:.1f} % of levels solved".format(100 * check_entries(
-        read_description(output / path), kinds, path, kinds)["success_rate"])
+    kinds = {"success_rate": float, "success_interval": tuple[float, float], "num_episodes": int}
+    found = check_entries(read_description(output / path), kinds, path, kinds)
+    low, high = found["success_interval"]
+    return (f"{100 * found['success_rate']:.1f} % of {found['num_episodes']} levels solved "
+            f"({100 * low:.1f} to {100 * high:.1f})")
 
 
 def recording(output: Path, folder: str) -> str:
@@ -69,16 +78,15 @@ def recording(output: Path, folder: str) -> str:
     return f"{index['episode'].nunique()} episodes, {len(index)} frames"
 
 
-def predictors_beaten(output: Path, folder: str) -> str:
-    """Count the steps at which the simulator's image error is below that of each baseline."""
-    path = output / folder / "settings.json"
-    kinds = {"comparisons": tuple[dict, ...]}
-    compared = [check_entries(comparison, {"better": int, "steps": list}, path,
-                              ("better", "steps"))
-                for comparison in check_entries(read_description(path), kinds, path, kinds)[
-                    "comparisons"]]
-    better = ", ".join(str(comparison["better"]) for comparison in compared)
-    return f"beats {len(compared)} predictors at {better} of {len(compared[0]['steps'])} steps"
+def image_quality(output: Path, folder: str) -> str:
+    """Report the PSNR of the simulator and of the last frame, after some steps."""
+    table = ResultStore(output / folder, LOSS_OVER_TIME).read("table")
+    table = table[table["kind"] == PSNR].set_index("predictor")
+    step = max(step for step in SUMMARY_STEPS[:-1] if (table["step"] == step).any())
+    rows = table[table["step"] == step]
+    own = rows.loc[SIMULATOR]
+    return (f"PSNR is {format_interval(own['mean'], own['low_95'], own['high_95'], '.1f')} dB at "
+            f"step {step}, and {rows.loc[LAST_FRAME, 'mean']:.1f} dB if the last frame is repeated")
 
 
 def variance(output: Path, folder: str) -> str:
@@ -111,8 +119,8 @@ def maps(output: Path, _folder: str, files: Sequence[str]) -> str:
     steps = [step for path in paths if path.match("specificity*.json")
              for step in check_entries(read_json(path), _SPECIFICITY, path, _SPECIFICITY)[
                  "correlations"] if step is not None]
-    return f"{sum(path.match('saliency_*.json') for path in paths)} saliency maps" + (
-        f"; map similarity (mean |r| between functions) {np.mean(steps):.2f}" if steps else "")
+    number = f"{sum(path.match('saliency_*.json') for path in paths)} maps"
+    return f"map similarity is {np.mean(steps):.2f} ({number})" if steps else number
 
 
 def influences(output: Path, folder: str) -> str:
@@ -121,15 +129,38 @@ def influences(output: Path, folder: str) -> str:
 
 
 def effects(output: Path, folder: str) -> str:
-    """Count the claimed effects of a study."""
-    return claims_summary(read_table(output / folder / "effects.csv", _EFFECTS))
+    """Count the claimed effects of a study, and report the largest effect on its first outcome."""
+    table = read_table(output / folder / "effects.csv", _EFFECTS)
+    outcome = table[(table["outcome"] == table["outcome"].iloc[0]) & ~table["control"]]
+    row = outcome.loc[outcome["effect"].abs().idxmax()]
+    interval = format_interval(row["effect"], row["low_95"], row["high_95"], "+.2f")
+    return (f"{claims_summary(table)}; largest change of the "
+            f"{row['outcome'].replace('_', ' ')}: {interval}, {row['label']}; controls "
+            f"{row['control_low']:+.2f} to {row['control_high']:+.2f}")
 
 
 def failures(output: Path, folder: str) -> str:
-    """Count the failures of the unedited agent."""
+    """Report how often the unedited agent fails."""
     rates = ResultStore(output / folder, FAILURES).read("rates")
     own = rates[(rates["arm"] == ORIGINAL) & (rates["cause"] == ANY)].iloc[0]
-    return f"the agent fails {own['failures']} of {own['levels']} levels"
+    return (f"the agent fails {own['failures']} of {own['levels']} levels "
+            f"({100 * own['low_95']:.0f} to {100 * own['high_95']:.0f} %)")
+
+
+def checks(output: Path, _folder: str) -> str:
+    """Count the checks of attributions that pass."""
+    found = attribution_checks(output)
+    return (f"{sum(check.passed is True for check in found)} of "
+            f"{format_count(len(found), 'checks')} of the attributions pass")
+
+
+def turns_to_cheese(output: Path, folder: str) -> str:
+    """Report how often a maze agent turns to the cheese, with each list of patches."""
+    table = ResultStore(output / folder, FIELDS_FILES).read("differences")
+    means = table.groupby("arm", sort=False)["p_cheese"].mean()
+    own = means.pop(UNPATCHED)
+    patched = " and ".join(f"{mean:.2f} with {arm}" for arm, mean in means.items())
+    return f"P(cheese) is {own:.2f}, {patched} ({format_count(table['level'].nunique(), 'levels')})"
 
 
 def claims(output: Path, folder: str, of: str) -> str:
@@ -179,6 +210,6 @@ def explanation(output: Path, folder: str) -> str:
 
 # Functions of the output folder and of the arguments in the files of stages.
 SUMMARIES: dict[str, Callable[..., str]] = {function.__name__: function for function in (
-    count, newest, unseen_return, held_out_loss, success_rate, recording, predictors_beaten,
-    variance, clusters, agreement, maps, influences, effects, failures, claims, decoded_labels,
-    sparse_features, patching, answer, explanation)}
+    count, newest, unseen_return, held_out_loss, success_rate, recording, image_quality,
+    variance, clusters, agreement, maps, influences, effects, failures, checks, claims,
+    decoded_labels, sparse_features, patching, turns_to_cheese, answer, explanation)}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from stats.effects import Outcome
 from stats.report import Wording
 from stats.significance import LEVEL
 
-COLUMNS = 6
+COLUMNS = 3
 MIN_RUNS = 20  # unaltered runs required for a step to be shown in the divergence panel
 CLAIMED, EFFECT, CONTROL, CONTROL_RANGE = VERMILION, BLUE, "#888888", "#DDDDDD"
 
@@ -70,7 +71,7 @@ def name_rows(axes: Axes, labels: Sequence[str]) -> None:
 
 def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
                  description: str, over_time: pd.DataFrame | None = None) -> None:
-    """Plot the effects, with one panel per outcome.
+    """Plot the effects, with one panel per outcome that any condition changes.
 
     Further panels show the sizes of the changes and the divergence of actions over time, if given.
 
@@ -83,12 +84,14 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], w
     """
     directions = table[~table["control"]]
     labels = list(dict.fromkeys(directions["label"]))
+    changed = set(table.loc[table["effect"] != 0, "outcome"])
+    unchanged = [outcome.label for outcome in outcomes if outcome.name not in changed]
+    outcomes = [outcome for outcome in outcomes if outcome.name in changed]
     extra_panels = ("moved" in table) + (over_time is not None)
-    num_panels = len(outcomes) + extra_panels
+    num_panels = max(len(outcomes) + extra_panels, 1)
     columns = min(num_panels, COLUMNS)
-    rows, is_narrow = -(-num_panels // columns), columns <= COLUMNS // 2
-    figure = Figure(figsize=(3.5 * max(columns, 2) + 1,
-                             rows * (1.6 + 0.2 * len(labels)) + (2.6 if is_narrow else 1.6)),
+    rows = -(-num_panels // columns)
+    figure = Figure(figsize=(3.5 * max(columns, 2) + 1, rows * (1.5 + 0.25 * len(labels)) + 2.4),
                     layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False)
     row_labels = [labels if place % columns == 0 else [""] * len(labels)
@@ -110,9 +113,12 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], w
         axes.axis("off")
     figure.legend(handles=_key(wording.controls,
                                "" if over_time is None else " (grey lines over time)"),
-                  loc="outside lower center", ncols=1 if is_narrow else 4,
-                  fontsize=9 if is_narrow else 10)
-    figure.suptitle(f"{wording.title}\n{description}", fontsize=11 if is_narrow else 13)
+                  loc="outside lower center", ncols=1, fontsize=10)
+    title = [wording.title, description]
+    if unchanged:
+        title.append(f"No run changes: {', '.join(unchanged)}.")
+    width = int(10 * figure.get_figwidth())
+    figure.suptitle("\n".join(textwrap.fill(line, width) for line in title), fontsize=11)
     figure.savefig(path, dpi=DPI)
 
 
@@ -141,7 +147,7 @@ def _plot_divergence(axes: Axes, over_time: pd.DataFrame) -> None:
     axes.set(xlim=(0, None), ylim=(0, 1.02))
     axes.set_title("divergence of actions over time", fontsize=10)
     axes.set_xlabel(f"step (if at least {MIN_RUNS} unaltered runs reach it)", fontsize=9)
-    axes.set_ylabel("share of pairs with different actions", fontsize=9)
+    axes.set_ylabel("share with another action", fontsize=9)
     axes.grid(alpha=0.3)
 
 

@@ -38,6 +38,7 @@ from common.config import save_settings
 from common.devices import Compute
 from common.files import TEMPORARY_SUFFIX, save_json, sha256
 from common.parameters import ParameterSet
+from generative import prior
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.losses import LossScales
 from generative.published import save_published
@@ -51,6 +52,20 @@ from interventions.tracking import NUM_PERMUTATIONS, Tracker
 
 # No test simulates a power failure, and fsync would make thousands of small files slow.
 os.fsync = lambda file: None
+
+# Worlds are generated in fewer steps than by default, which takes a third of the time.
+prior._WORLD_STEPS, prior._START_STEPS = 2, 2
+
+_save_figure = Figure.savefig
+
+
+def save_coarsely(figure, path, **more):
+    """Save a figure with few pixels and no layout, which takes a fifth of the time."""
+    figure.set_layout_engine("none")
+    _save_figure(figure, path, **{**more, "dpi": 40})
+
+
+Figure.savefig = save_coarsely
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
@@ -367,25 +382,23 @@ def shipped_simulator() -> Simulator:
     return open_simulator(SHIPPED_SIMULATOR, SHIPPED_AGENT, SimulatorConfig(), FLOAT32)
 
 
-def record_worlds(folder: Path, num_episodes: int, seed: int) -> RolloutFolder:
-    """Record hard levels of CoinRun with worlds. Half of the episodes have action noise, so that
+@pytest.fixture(scope="session")
+def noisy_recording(shared) -> RolloutFolder:
+    """Ten episodes of hard levels of CoinRun with worlds. Half of them have action noise, so that
     some end in a death."""
-    assert record.main(record_arguments(
-        SHIPPED_AGENT, folder, num_episodes, "--env_name", "coinrun", "--distribution_mode",
-        "hard", "--seed", str(seed), "--no_videos", "--worlds", "--action_noise_share",
-        "0.5")) == 0
-    return RolloutFolder(folder / "data")
+    def make(folder):
+        assert record.main(record_arguments(
+            SHIPPED_AGENT, folder, 10, "--env_name", "coinrun", "--distribution_mode", "hard",
+            "--seed", "8", "--no_videos", "--worlds", "--action_noise_share", "0.5")) == 0
+        return folder / "data"
+    return RolloutFolder(shared("noisy_recording", make))
 
 
 @pytest.fixture(scope="module")
 def coarse_figures():
-    """Draw figures of the analyses with few pixels, no layout and few rotation steps, which takes
-    a third of the time and tests the same code."""
+    """Draw few steps of rotations."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("analysis.state_plots.SPACE_FRAMES", 3)
-        for module in ("state_maps", "causal_stories"):
-            patch.setattr(f"analysis.{module}.DPI", 40)
-        patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda *_: None)
         yield
 
 

@@ -1,9 +1,8 @@
 """Runs of train.py and train_gen_model.py for tests that compare one process with several, which
 torchrun starts. The runs are shorter than those of the parameter sets in the files.
 
-    torchrun tests/distributed_runs.py all FOLDER AGENT_FILE DATA_DIR
+    torchrun tests/distributed_runs.py all FOLDER AGENT_FILE DATA_DIR  # and sums of gradients
     torchrun tests/distributed_runs.py agent|simulator FLAGS OF THE SCRIPT
-    torchrun tests/distributed_runs.py gradients FILE
 """
 
 from __future__ import annotations
@@ -99,13 +98,12 @@ def shares_memory() -> bool:
     return "/memfd:gradients" in Path("/proc/self/maps").read_text()
 
 
-def sum_gradients(file: Path) -> int:
+def sum_gradients(file: Path) -> bool:
     """Write the rank's sums of gradients by way and round, and whether it mapped shared memory, to
     a file named after the rank. Higher ranks write later.
 
     Returns:
-        0 if the files of all ranks exist and stop signals no longer end the process: torchrun
-        sends these signals to ranks that take longer to exit.
+        Whether the files of all ranks exist when this rank has left the group.
     """
     def refuse(*where):
         raise PermissionError
@@ -131,15 +129,16 @@ def sum_gradients(file: Path) -> int:
         files = [file.with_name(f"{file.name}{rank}") for rank in range(world.world_size)]
         time.sleep(world.rank)
         torch.save(found, files[world.rank])
-    for number in STOP_SIGNALS:
-        os.kill(os.getpid(), number)
-    return 0 if all(each.exists() for each in files) else 1
+    return all(each.exists() for each in files)
 
 
 if __name__ == "__main__":
     what, *words = sys.argv[1:]
-    if what == "gradients":
-        raise SystemExit(sum_gradients(Path(words[0])))
     if what == "all":
-        raise SystemExit(make_all(*map(Path, words)))
+        folder, *inputs = map(Path, words)
+        # Training maps shared memory for gradients, too, so it comes second.
+        is_done = sum_gradients(folder / "rank") and not make_all(folder, *inputs)
+        for number in STOP_SIGNALS:  # torchrun sends them to ranks that take longer to exit
+            os.kill(os.getpid(), number)
+        raise SystemExit(not is_done)
     raise SystemExit(train_agent(words) if what == "agent" else train_gen_model.main(words))

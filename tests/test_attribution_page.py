@@ -5,13 +5,13 @@ import json
 import re
 import shutil
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs
 
 import attribution_view as view
 import numpy as np
 import pandas as pd
 import pytest
-from attribution_run import LAGS, NUM_FEATURES, NUM_STEPS, exported, hues, refused, write_edited
+from attribution_run import LAGS, NUM_FEATURES, NUM_STEPS, exported, refused, write_edited
 from attribution_view import (
     MAP,
     RES,
@@ -81,6 +81,11 @@ def advantages(run):
     return advantages_of(run.steps, 0.5, view.GAMMA, view.LAMBDA)
 
 
+def pressed(page):
+    """Return the numbers of the features that are kept isolated."""
+    return page.locator(".legend [aria-pressed=true] .number").all_inner_texts()
+
+
 def section(page, name):
     return page.locator(f"section[aria-labelledby={name}-title]")
 
@@ -126,7 +131,12 @@ def test_the_pad_has_the_policy_by_direction(page, run):
                 for right in (-1, 0, 1)]
     assert [int(text.removesuffix(" %")) for text in cells.all_inner_texts()] == [
         round(100 * each) for each in expected]
-    assert page.locator(".other").inner_text() == f"other {100 * shares[9:].sum():.0f} %"
+    keys = np.arange(9, 15)
+    named = (shares[keys] >= 0.05) | (keys == steps.action[at])
+    assert page.locator(".other").inner_text() == f"other {100 * shares[keys[~named]].sum():.0f} %"
+    assert page.locator(".others li").all_inner_texts()[:-1] == [
+        f"{key}{ACTION_LABELS[key]} {100 * shares[key]:.0f} %"
+        for key in sorted(keys[named], key=lambda key: -shares[key])]
     taken = page.locator(".policy .taken")
     assert taken.count() == 1
 
@@ -137,7 +147,8 @@ def test_attributions_are_drawn_as_python_computes_them(page, reference):
             ({"on": [0, 2]}, "alone=1,3", ("positive", "negative")),
             ({"on": [RES]}, "alone=0&sign=combined", ("combined",)),
             ({"on": range(NUM_FEATURES + 1)}, "residual=shown", ("positive", "negative")),
-            ({"gain": 2.0, "smoothing": 0}, "gain=2&smoothing=0", ("positive", "negative")),
+            ({"gain": 2.0, "above": 0}, "gain=2&above=0", ("positive", "negative")),
+            ({"palette": "hues", "above": 90}, "palette=hues&above=90", ("positive",)),
             ({"overlay": False, "smoothing": 2.5}, "ground=black&smoothing=2.5", ("positive",)),
             ({"on": [1]}, "alone=2&sign=signed", ("signed",))):
         show(page, f"trajectory=2&frame=9&row=value&row=log_prob_any_right&{fragment}")
@@ -155,11 +166,8 @@ def test_gradient_times_activation_is_a_row_beside_attribution(page, run, refere
     assert row(page).get_attribute("aria-label") == f"row 1: gradient × activation: {RIGHT}"
     products = [run.read("gradient_activation", MAP, "log_prob_any_right", number)
                 for number in (0, 1)]
-    peaks = np.concatenate([np.abs(each.cells[..., :-1].astype(float)).max(axis=(1, 2, 3))
-                            for each in products])
     for place, kind in enumerate(("positive", "negative")):
-        expected = reference.painted(products[1].cells[8], view.GAIN / np.median(peaks), 1, 8, kind,
-                                     smoothing=0.5)
+        expected = reference.painted([each.cells for each in products], 1, 8, kind, smoothing=0.5)
         np.testing.assert_allclose(pixels(picture(page, 0, place)), expected, atol=2)
     assert_numbers(page, 0, products[1].totals[8])
     assert row(page).locator(".sum").count() == 0
@@ -169,26 +177,33 @@ def test_gradient_times_activation_is_a_row_beside_attribution(page, run, refere
 
 def test_the_frame_itself_is_a_layer_of_signed_gradients(page, run, reference):
     show(page, f"layer={INPUT}&trajectory=2&frame=9&row=value&smoothing=0")
-    grey, sizes = {}, []
+    grey = []
     for number in (0, 1):
         found = run.read("gradients", "value", number)
         cells = found.gradients.astype(np.float32).sum(axis=-1) * found.largest[:, None, None]
-        grey[number] = cells[..., None]
-        sizes.append(np.abs(cells).max(axis=(1, 2)))
-    scale = np.median(np.concatenate(sizes))
-    expected = reference.painted(grey[1][8], view.GAIN / scale, 1, 8, "signed", on=[0], smoothing=0,
-                                 stride=1)
-    assert row(page).locator("canvas").count() == 1  # no chart, because no sum is shown
-    drawn = pixels(row(page).locator("canvas").first)
+        grey.append(cells[..., None])
+    expected = reference.painted(grey, 1, 8, "signed", on=[0], stride=1)
+    assert row(page).locator("canvas").count() == 2  # no chart, because no sum is shown
+    drawn = pixels(picture(page))
     np.testing.assert_allclose(drawn, expected, atol=2)
-    assert np.abs(drawn - reference.painted(-grey[1][8], view.GAIN / scale, 1, 8, "signed", on=[0],
-                                            smoothing=0, stride=1)).max() > 50
+    opposite = reference.painted([-each for each in grey], 1, 8, "signed", on=[0], stride=1)
+    assert np.abs(drawn - opposite).max() > 50
     assert "no completeness check" in row(page).inner_text()
     checks = section(page, "checks")
     assert "no completeness check" in checks.inner_text()
     assert section(page, "legend").locator("li").count() == 0
     summary = next(each for each in reference.manifest["summaries"] if each["layer"] == 0)
     assert summary["gaps"] is None and summary["means"] == []
+
+
+def test_the_value_of_a_cell_is_read_under_the_pointer(page, run):
+    show(page, "trajectory=2&frame=9&alone=2")
+    box = picture(page).bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 26 / 64, box["y"] + box["height"] * 34 / 64)
+    value = run.read("attributions", MAP, "value", 1).cells[8, 4, 3, 1]
+    text = row(page).locator("output").inner_text()
+    match = re.fullmatch(r"row 5, column 4: 2 coins (\S+)", text)
+    assert parse_number(match[1]) == pytest.approx(float(value), rel=0.02, abs=1e-3)
 
 
 def test_two_trajectories_are_shown_in_step(page, run, reference):
@@ -231,11 +246,14 @@ def test_features_are_named_and_scored_by_objects(run, browser, tmp_path):
                 {"name": name} for name in ("coin", "saw_blade", None, None, None)]})
     checks = tmp_path / "checks"
     checks.mkdir()
-    (checks / "report.md").write_text("all is well")
+    (checks / "report.md").write_text(
+        '<a id="deletion"></a>\n\n## Deletion\n\n![curves](deletion.png)\n')
     (checks / "deletion.csv").write_text("layer,output")
     (tmp_path / "labels.json").write_text(json.dumps({MAP: {"2": "my name"}}))
     page_folder = exported(run, tmp_path / "out" / "page", "--objects_dir", str(objects.path),
                            "--labels", str(tmp_path / "labels.json"), "--checks_dir", str(checks))
+    report = (page_folder.path / "report.html").read_text()
+    assert '<a id="deletion">' in report and 'src="../../checks/deletion.png"' in report
     manifest = read_script(page_folder.data_file("manifest"))
     layers = manifest["layers"]
     assert [layer["objects"] is not None for layer in layers] == [False, True, False]
@@ -252,9 +270,7 @@ def test_features_are_named_and_scored_by_objects(run, browser, tmp_path):
         score = "object score (95 % 0.650 to 0.750; chance 0.520)"
         assert score in section(page, "checks").inner_text()
         link = section(page, "checks").locator("a")
-        assert link.get_attribute("href") == "../../checks/report.md#deletion"
-        target = Path(unquote(urlsplit(link.evaluate("each => each.href")).path))
-        assert target.read_text() == "all is well"
+        assert link.get_attribute("href") == "report.html#deletion"
         page.get_by_role("button", name="examples of feature 2").click()
         lines = page.get_by_role("table", name="objects").locator("tbody tr")
         assert [line.split("\t") for line in lines.all_inner_texts()] == [
@@ -280,6 +296,9 @@ def test_failures_are_marked_by_what_ended_them(run, browser, tmp_path):
     first = min(place for steps in expected.values() for place in steps)
     with opened_page(browser, page_folder.page_file.as_uri(), **WIDE) as page:
         assert shown_frame(page) == (first[0] + 1, first[1] + 1)  # opens at the first failure
+        totals = run.read("attributions", MAP, "value", first[0]).totals[first[1], :-1]
+        assert pressed(page) == [str(np.abs(totals).argmax() + 1)]  # the feature shown alone
+        assert f"value by {abs(totals).max():.3g}"[:10] in page.locator(".legend .why").inner_text()
         assert page.get_by_text("Episodes without a reward").count() == 0
         page.get_by_text(f"Failures: {cause}").click()
         page.get_by_role("list", name=f"Failures: {cause}").get_by_role("button").first.click()
@@ -352,13 +371,45 @@ def test_a_rows_numbers_are_those_of_the_files(page, run):
     assert row(page, 1).locator(".sum").count() == 0
 
 
+def hex_colour(feature):
+    return np.array([int(view.PALETTE[feature][i:i + 2], 16) for i in (0, 2, 4)], float)
+
+
+# Machado et al. (2009), severity 1; rows of matrices for linear RGB.
+BLINDNESS = {
+    "none": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+               [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+               [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+               [0.004733, 0.691367, 0.303900]]}
+TO_XYZ = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750],
+                   [0.0193339, 0.1191920, 0.9503041]])
+
+
+def test_colours_of_features_differ_for_colour_blind_readers():
+    source = (Path(__file__).parents[1] / "web" / "attribution" / "lib" / "paint.js").read_text()
+    words = re.findall(r"'([0-9a-f]{6})'", source.partition("const APART = [")[2].partition("]")[0])
+    assert tuple(words) == view.PALETTE
+    rgb = np.array([[int(word[i:i + 2], 16) / 255 for i in (0, 2, 4)]
+                    for word in [*words, "ffffff"]])  # the residual is white
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    for kind, matrix in BLINDNESS.items():
+        xyz = np.clip(linear @ np.transpose(matrix), 0, 1) @ TO_XYZ.T / [0.95047, 1, 1.08883]
+        root = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz * (29 / 6) ** 2 / 3 + 4 / 29)
+        lab = root @ [[0, 500, 0], [116, -500, 200], [0, 0, -200]]
+        distances = np.linalg.norm(lab[:, None] - lab, axis=-1)
+        assert distances[np.triu_indices(len(lab), 1)].min() > 25, kind
+
+
 def test_bars_have_the_height_and_colour_of_their_numbers(page, run):
     show(page, "trajectory=1&frame=20&chart=bars")
     totals = run.read("attributions", MAP, "value", 0).totals.astype(float)
     highest, lowest = totals.max(axis=1), totals.min(axis=1)
     top = max(0, np.quantile(highest, 0.9), highest.max() / 5)
     bottom = -max(0, np.quantile(-lowest, 0.9), -lowest.min() / 5)
-    image = image_of(row(page).locator("canvas").first)
+    image = image_of(row(page).locator(".chart canvas"))
     pad = (top - bottom) * 0.03
     low, high = len(image) - 18, 8
 
@@ -366,15 +417,26 @@ def test_bars_have_the_height_and_colour_of_their_numbers(page, run):
         return low + (value - bottom + pad) / (top - bottom + 2 * pad) * (high - low)
 
     width, clear = (image.shape[1] - 42) / (NUM_FEATURES + 1), 0
-    for f, colour in enumerate(hues(NUM_FEATURES)):
+    for f in range(NUM_FEATURES):
         column = image[:, int(42 + (f + 0.5) * width)]
-        own = np.flatnonzero(np.abs(column - 255 * colour / colour.max()).max(axis=1) <= 2)
+        own = np.flatnonzero(np.abs(column - hex_colour(f)).max(axis=1) <= 2)
         ends = place(np.clip(totals[19, f], bottom, top)), place(0)
         if abs(ends[0] - ends[1]) >= 4:
             assert len(own) == pytest.approx(abs(ends[0] - ends[1]), abs=2.5)
             assert own.mean() == pytest.approx(np.mean(ends), abs=2)
             clear += 1
     assert clear
+    # A bar that leaves the chart has a gap near its end.
+    outside = np.argwhere((totals[:, :-1] > top) | (totals[:, :-1] < bottom))
+    step, f = outside[0]
+    show(page, f"trajectory=1&frame={step + 1}&chart=bars")
+    image = image_of(row(page).locator(".chart canvas"))
+    column = image[:, int(42 + (f + 0.5) * width)]
+    end = place(np.clip(totals[step, f], bottom, top))
+    inward = 1 if totals[step, f] > 0 else -1
+    for by, is_gap in ((6, False), (16.5, True)):
+        pixel = column[round(end + by * inward)]
+        assert (np.abs(pixel - hex_colour(f)).max() > 2) == is_gap, by
 
 
 def test_the_last_steps_show_their_numbers_and_frames(page, run, reference):
@@ -402,7 +464,8 @@ def test_controls_change_the_view(page):
         page.get_by_role("slider", name=name).fill(value)
     for name in ("over the observation", "residual"):
         page.get_by_role("checkbox", name=name).click()
-    for name, value in (("Palette", "apart"), ("Images", "signed"), ("Chart", "bars")):
+    for name, value in (("Palette", "hues"), ("Images", "signed"), ("Chart", "bars"),
+                        ("Cells drawn", "95")):
         page.get_by_role("combobox", name=name).select_option(value)
     page.get_by_role("button", name="feature 1 alone").click()
     page.get_by_role("button", name="residual alone").click()
@@ -413,8 +476,8 @@ def test_controls_change_the_view(page):
     assert row(page).get_attribute("aria-label") == "row 1: activation of the features"
     fragment = fragment_of(page)
     for name, value in {"gain": "3.2", "smoothing": "2", "ground": "black", "residual": "shown",
-                        "palette": "apart", "sign": "signed", "chart": "bars", "alone": "1,0",
-                        "row": "activations"}.items():
+                        "palette": "hues", "above": "95", "sign": "signed", "chart": "bars",
+                        "alone": "1,0", "row": "activations"}.items():
         assert fragment[name] == [value], name
 
 
@@ -425,6 +488,10 @@ def test_playing_goes_both_ways_and_stops_at_the_ends(page):
         page.wait_for_function("(end) => document.querySelector('.step b').textContent === end",
                                arg=str(end))
         page.wait_for_selector("[aria-label=play]")
+    show(page, f"trajectory=1&frame={NUM_STEPS}&speed=0")
+    page.get_by_role("button", name="play", exact=True).click()
+    assert shown_frame(page) == (1, 1)  # from the end, it starts again
+    page.get_by_role("button", name="pause").click()
 
 
 def test_the_timeline_is_clicked_dragged_and_zoomed(page):
@@ -488,7 +555,24 @@ def test_keys(page):
         assert layers.nth(layer).is_checked()
     for key in ("2", "0", "8"):  # there is no feature 8
         page.keyboard.press(key)
-    assert section(page, "legend").locator("[aria-pressed=true]").all_inner_texts() == ["2", "0"]
+    assert pressed(page) == ["2", "0"]
+    # Keys belong to the page after a click on a control, and to the control after Tab.
+    layers.nth(1).click()
+    page.get_by_role("slider", name="gain").click()
+    gain = page.get_by_role("slider", name="gain").input_value()
+    for key, frame in (("End", NUM_STEPS), ("ArrowLeft", NUM_STEPS - 1)):
+        page.keyboard.press(key)
+        assert shown_frame(page) == (1, frame)
+    layers.nth(1).click()
+    page.keyboard.press("ArrowLeft")
+    assert shown_frame(page) == (1, NUM_STEPS - 2) and layers.nth(1).is_checked()
+    assert page.get_by_role("slider", name="gain").input_value() == gain
+    page.keyboard.press("Tab")
+    page.get_by_role("slider", name="gain").focus()
+    page.keyboard.press("ArrowLeft")
+    assert shown_frame(page) == (1, NUM_STEPS - 2)
+    assert page.get_by_role("slider", name="gain").input_value() == str(int(gain) - 1)
+    page.evaluate("document.activeElement.blur()")
     show(page, "trajectory=1&frame=60&speed=1")
     page.keyboard.press("Space")
     page.keyboard.press("ArrowLeft")  # sets the direction while playing
@@ -504,15 +588,16 @@ def test_keys(page):
 
 def test_the_address_holds_the_whole_view_and_what_does_not_fit_is_left_out(browser, folder):
     fragment = ("layer=block3&trajectory=2&frame=33&row=log_prob_any_right&row=value&gain=2&"
-                "smoothing=0.75&sign=combined&chart=bars&palette=apart&window=64&speed=30&"
+                "smoothing=0.75&above=95&sign=combined&chart=bars&palette=hues&window=64&speed=30&"
                 "ground=black&residual=shown&alone=2%2C0&curve=value&curve=value%2C2&mark=1.7&"
-                "beside=1&ahead=-3&keys=off&notes=a+%3Cb%3E")
+                "beside=1&ahead=-3&keys=off&name=block3%2C3%2Cbig%2C+red&notes=a+%3Cb%3E")
     strange = ("layer=toString&trajectory=99&frame=5&row=toString&gain=-1&sign=constructor&"
-               "alone=7,toString,-1,1&curve=x,1&curve=value,9&mark=9.9&mark=__proto__&window=x")
+               "alone=7,toString,-1,1&above=x&name=x,1,y&name=block3,9,y&curve=x,1&curve=value,9&mark=9.9&mark=__proto__&window=x")
     with opened_page(browser, f"{folder.page_file.as_uri()}#{fragment}", **WIDE) as page:
         assert shown_frame(page) == (2, 33)
         assert fragment_of(page) == parse_qs(fragment)
         assert page.get_by_role("textbox", name="Notes").input_value() == "a <b>"
+        assert page.get_by_role("textbox", name="name of feature 3").input_value() == "big, red"
     with opened_page(browser, f"{folder.page_file.as_uri()}#{strange}", **WIDE) as page:
         assert shown_frame(page)[1] == 5 and page.locator(".row").count() == 1
         assert set(fragment_of(page)) == {"layer", "trajectory", "frame", "row", "alone"}
@@ -624,7 +709,7 @@ def test_names_are_saved_and_come_back(page, run, tmp_path):
 
 def test_a_layer_of_units_has_bars_alone_and_outputs_it_lacks_say_so(page, run):
     show(page, f"layer={UNITS}&trajectory=1&row=value&row=log_prob_any_right")
-    assert row(page).locator("canvas").count() == 1
+    assert row(page).locator("canvas").count() == 2  # observation and chart
     assert_numbers(page, 0, sum_of(run.read("attributions", UNITS, "value", 0), 0))
     assert "was not attributed" in row(page, 1).inner_text()
     assert section(page, "legend").locator("canvas").count() == 0

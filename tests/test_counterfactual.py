@@ -6,10 +6,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import SHIPPED, SHIPPED_AGENT, SHIPPED_SIMULATOR, record_arguments, refusal
+from conftest import SHIPPED, SHIPPED_AGENT, SHIPPED_SIMULATOR, refusal
 from torch.nn import functional
 
-import record
 import record_gen_samples
 import saliency_experiments
 from analysis.panel_contents import _saliency_type
@@ -32,13 +31,10 @@ def simulator(shipped_simulator):
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory):
+def samples(hard_recording, tmp_path_factory):
     folder = tmp_path_factory.mktemp("samples")
-    assert record.main(record_arguments(
-        SHIPPED_AGENT, folder, 3, "--env_name", "coinrun", "--distribution_mode", "hard", "--seed",
-        "9", "--no_videos", "--no_action_noise")) == 0
     assert record_gen_samples.main([*map(str, (
-        *SHIPPED, "--data_dir", folder / "data",
+        *SHIPPED, "--data_dir", hard_recording.path,
         "--data_save_dir", folder, "--num_samples", 3, "--num_sim_steps", LAST + 2, "--seed", 1,
         "--precision", "float32", "--device", "cpu", "--no_videos"))]) == 0
     return folder / "informed_init"

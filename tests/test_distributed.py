@@ -91,12 +91,24 @@ def by_one(agent_path, recording, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def by_two(agent_path, recording, tmp_path_factory):
-    """The folder of ``make_all``, run with two processes, and their output and errors."""
+    """The folder of ``make_all`` and of sums of gradients, run with two processes, and the exit
+    status, output and errors of torchrun."""
     folder = tmp_path_factory.mktemp("two")
     with by_torchrun("all", folder, agent_path, recording / "data") as process:
         output, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
-    return folder, output, errors
+    assert all(file.exists() for file in sums_of(folder)), errors
+    return folder, process.returncode, output, errors
+
+
+def sums_of(folder):
+    """Return the files with the sums of gradients of both processes."""
+    return [folder / f"rank{rank}" for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def summed(by_two):
+    """Sums of gradients of each of two processes."""
+    return [torch.load(file) for file in sums_of(by_two[0])]
 
 
 def simulator_run(folder):
@@ -167,17 +179,6 @@ def test_late_processes_are_waited_for_before_the_sum_and_before_it_is_read():
             torch.testing.assert_close(own, each[0], rtol=0, atol=0)
 
 
-@pytest.fixture(scope="module")
-def summed(tmp_path_factory):
-    """Sums of gradients of each of two processes, and the exit status and errors of torchrun."""
-    folder = tmp_path_factory.mktemp("gradients")
-    with by_torchrun("gradients", folder / "rank") as process:
-        _, errors = process.communicate(timeout=PATIENCE)
-    files = [folder / f"rank{rank}" for rank in range(2)]
-    assert all(file.exists() for file in files), errors
-    return [torch.load(file) for file in files], process.returncode, errors
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_are_added_up_in_any_layout_and_where_a_process_has_none(way, summed):
     for number in range(ROUNDS):
@@ -185,7 +186,7 @@ def test_gradients_are_added_up_in_any_layout_and_where_a_process_has_none(way, 
         names = list(GRADIENTS)
         if number == ROUNDS - 1:
             names, parts = names[1:], [own[1:] for own in parts]
-        for found in summed[0]:
+        for found in summed:
             for name, total, *own in zip(names, found[way, number], *parts, strict=True):
                 present = [gradient for gradient in own if gradient is not None]
                 expected = sum(present) if present else None
@@ -195,17 +196,17 @@ def test_gradients_are_added_up_in_any_layout_and_where_a_process_has_none(way, 
 
 
 def test_gradients_lie_in_shared_memory_where_all_processes_see_it(summed):
-    for found in summed[0]:
+    for found in summed:
         assert [found[way] for way in WAYS] == [True, False, False]
 
 
-def test_processes_leave_together_and_then_no_signal_stops_them(summed):
-    _, status, errors = summed
+def test_processes_leave_together_and_then_no_signal_stops_them(by_two):
+    _, status, _, errors = by_two
     assert status == 0, errors
 
 
 def test_one_process_alone_writes_and_speaks(by_two):
-    folder, output, errors = by_two
+    folder, _, output, errors = by_two
     assert output.count("training on cpu in float32 by 2 processes") == 4
     assert output.count("finished after") == 4 and errors.count("KL to the teacher") <= 4
     for kind in ("recurrent", "feed-forward"):

@@ -6,12 +6,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from conftest import SHIPPED_AGENT, record_arguments
 from world_helpers import psnr
 
-import record
 from agents.replay import level_states, recorded_game
-from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from envs.objects import objects_of, single_objects
 from envs.procgen_env import StateView
@@ -42,12 +39,8 @@ def simulator(shipped_simulator):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    logdir = tmp_path_factory.mktemp("rollouts")
-    assert record.main(record_arguments(
-        SHIPPED_AGENT, logdir, 6, "--env_name", "coinrun", "--distribution_mode", "hard", "--seed",
-        "9", "--no_videos", "--no_action_noise")) == 0
-    return RolloutFolder(logdir / "data")
+def folder(hard_recording):
+    return hard_recording
 
 
 def frames_at(folder, places):

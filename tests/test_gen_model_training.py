@@ -58,7 +58,7 @@ TINY = ParameterSet("tiny")
 def arguments(agent_path, recording, root, *more):
     return ["--agent_file", str(agent_path), "--data_dir", str(recording / "data"),
             "--log_dir_base", str(root), "--interpreting_params_name", "tiny", "--gen_mod_exp_name",
-            "t", "--seed", "4", "--log_interval", "2", "--save_interval", "4", "--max_batches", "7",
+            "t", "--seed", "4", "--log_interval", "2", "--save_interval", "4", "--max_batches", "5",
             "--precision", "float32", "--device", "cpu", *more]
 
 
@@ -79,7 +79,7 @@ def newest(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(agent_path, recording, tmp_path_factory):
-    """A finished run of 7 batches."""
+    """A finished run of 5 batches."""
     root = tmp_path_factory.mktemp("undisturbed")
     assert train_gen_model.main(arguments(agent_path, recording, root)) == 0
     return run_folder(root)
@@ -88,7 +88,7 @@ def undisturbed(agent_path, recording, tmp_path_factory):
 def test_run_writes_what_the_format_says(undisturbed, agent_path):
     log = pd.read_csv(undisturbed / "progress.csv")
     assert tuple(log.columns) == COLUMNS
-    assert log["batches"].tolist() == [2, 4, 6]
+    assert log["batches"].tolist() == [2, 4]
     assert np.isfinite(log.to_numpy()).all()
     terms = [name for name in log if name.startswith("loss_")]
     assert len(terms) == 9
@@ -103,9 +103,9 @@ def test_run_writes_what_the_format_says(undisturbed, agent_path):
     assert leakage_reason(model_file, data, split.held_out) == ""
     assert "were used in training" in leakage_reason(model_file, data, split.train)
     assert [path.name for path in checkpoints(undisturbed)] == [
-        f"model_epoch0_batch{batch}.pt" for batch in (4, 7)]
+        f"model_epoch0_batch{batch}.pt" for batch in (4, 5)]
     assert [path.name for path in sorted((undisturbed / "recons_v_preds").iterdir())] == [
-        f"batch_{number:07d}.mp4" for number in (4, 7)]
+        f"batch_{number:07d}.mp4" for number in (4, 5)]
     assert {"gen_model_state_dict", "optimizer_state_dict"} <= newest(undisturbed).keys()
 
 
@@ -303,14 +303,14 @@ def test_learning_rate_falls_to_nothing_and_goes_on_where_it_was(agent_path, rec
 
 
 def test_non_finite_loss_stops_with_the_last_good_file_kept(agent_path, recording, tmp_path):
-    settings = settings_for(agent_path, recording)
+    settings = settings_for(agent_path, recording, max_batches=2)
     assert SimulatorTraining(tmp_path, settings, FLOAT32).train() == 0
     saved = {path: path.read_bytes() for path in checkpoints(tmp_path)}
     rows = (tmp_path / "progress.csv").read_text()
-    run = SimulatorTraining(tmp_path, dataclasses.replace(settings, max_batches=12), FLOAT32)
+    run = SimulatorTraining(tmp_path, dataclasses.replace(settings, max_batches=4), FLOAT32)
     with torch.no_grad():
         run.simulator.cell.prior_out.bias.fill_(float("nan"))
-    with pytest.raises(NonFiniteLoss, match="became nan, the loss nan, after 6 batches"):
+    with pytest.raises(NonFiniteLoss, match="became nan, the loss nan, after 2 batches"):
         run.train()
     assert {path: path.read_bytes() for path in checkpoints(tmp_path)} == saved
     assert (tmp_path / "progress.csv").read_text() == rows
@@ -441,7 +441,7 @@ def test_the_first_state_of_a_feed_forward_agent_is_not_learned(tmp_path):
     agent = tmp_path / "agent.pth"
     save_agent(agent, tiny_policy(recurrent=False), {})
     assert record.main(record_arguments(agent, tmp_path, 6)) == 0
-    settings = settings_for(agent, tmp_path, max_batches=2)
+    settings = settings_for(agent, tmp_path, max_batches=1, training={"log_interval": 1})
     run = SimulatorTraining(tmp_path / "run", settings, FLOAT32)
     before = run.simulator.hidden_converter.state_dict()["0.weight"].clone()
     assert run.train() == 0

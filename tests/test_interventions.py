@@ -373,9 +373,14 @@ def test_the_figure_shows_the_table_of_effects(compared_and_drawn):
     table, course = (pd.read_csv(compared.file_of(name)) for name in ("effects", "divergence"))
     rows = table[~table["control"]]
     panels = [axes for axes in figure.axes if axes.axison]
-    assert len(panels) == len(REAL) + 2
+    changed = set(table["outcome"][table["effect"] != 0])
+    outcomes = [outcome for outcome in comparison.chosen_outcomes(simulated=False)
+                if outcome.name in changed]
+    assert len(panels) == len(outcomes) + 2
+    for outcome in comparison.chosen_outcomes(simulated=False):
+        assert (outcome.label in figure.get_suptitle()) == (outcome.name not in changed)
     assert [label.get_text() for label in panels[0].get_yticklabels()] == ["IC 1 frozen"]
-    for axes, outcome in zip(panels, comparison.chosen_outcomes(simulated=False)):
+    for axes, outcome in zip(panels, outcomes):
         assert axes.get_title() == outcome.label
         shown = rows[rows["outcome"] == outcome.name]
         marks = axes.lines[1:]  # the first line marks zero

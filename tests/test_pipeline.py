@@ -34,7 +34,8 @@ from pipeline import stage as stage_module
 from pipeline.outputs import is_named
 from pipeline.presets import load_preset, read_hyperparams
 from pipeline.records import CacheKey, Digests, Experiment, Record, find
-from pipeline.report import PAGE_NAME, REPORT, render_document
+from pipeline.report import PAGE_NAME, REPORT, TEMPLATES, render_document
+from pipeline.report_contents import Check, attribution_checks, card_checks
 from pipeline.stage import HYPERPARAMS, PathResolver
 from pipeline.stage_files import all_stages, page_of
 from pipeline.summaries import count
@@ -63,11 +64,16 @@ def note(event, args):
         os.close(file)
 sys.addaudithook(note)
 
-import matplotlib.figure, matplotlib.layout_engine  # figures of few pixels and without a layout
-matplotlib.layout_engine.ConstrainedLayoutEngine.execute = lambda *_: None
+os.fsync = lambda file: None  # no test simulates a power failure
+
+import matplotlib.figure
 save = matplotlib.figure.Figure.savefig
-matplotlib.figure.Figure.savefig = lambda figure, *args, **more: save(
-    figure, *args, **{**more, "dpi": 30})
+def save_small(figure, path, **more):  # few pixels; other tests look at the figures
+    figure.set_layout_engine("none")
+    if "effects" not in str(path):
+        figure.clear()
+    save(figure, path, **{**more, "dpi": 30})
+matplotlib.figure.Figure.savefig = save_small
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 draw = FigureCanvasAgg.draw
@@ -619,7 +625,8 @@ def test_a_hostile_name_is_no_markup(finished):
 
     Reader().feed(page)
     assert not any(name.startswith("on") for _, attributes in tags for name in attributes)
-    assert not any(tag == "script" for tag, _ in tags)
+    assert [attributes for tag, attributes in tags if tag == "script"] == [{}]  # the page's own
+    assert page.count((TEMPLATES / "report.js").read_text().strip()) == 1
     sources = [attributes["src"] for tag, attributes in tags if tag in ("img", "video")]
     assert len(sources) > 10
     assert all(source.startswith(("../", "saliency_", "training_")) for source in sources)
@@ -714,37 +721,45 @@ def test_report_has_the_numbers_of_the_stages(finished):
     (variances,) = finished.glob("analysis/hx_analysis_precomp/pc_loading_variances_*.npy")
     shares = np.load(variances) / np.load(variances).sum()
     enough = next(number for number in range(1, 65) if shares[:number].sum() >= 0.95)
-    losses = read_only(finished, "loss_over_time/loss_over_time.csv").query("kind == 'image_mse'")
-    losses = losses.pivot(index="step", columns="predictor", values="mean").loc[2:]
-    better = [int((losses["simulator"] < losses[name]).sum())
-              for name in ("shuffled_actions", "last_frame", "mean_frame")]
+    quality = read_only(finished, "loss_over_time/loss_over_time.csv").query(
+        "kind == 'psnr'").set_index(["step", "predictor"])
+    step = max({1, 2, 5} & set(quality.index.get_level_values("step")))
+    own, last = (quality.loc[(step, name)] for name in ("simulator", "last_frame"))
     influences = read_only(finished, "analysis/dyn_grad_comparison_data/agreement.csv")
     effects = read_only(finished, "analysis/interventions/effects.csv")
     effects = effects[effects["control"] == False]  # noqa: E712
+    successes = effects[effects["outcome"] == "success"].set_index("effect")
+    largest = max(successes.index, key=abs)
     unseen = read_only(finished, "agent/**/log.csv")["val_mean_episode_rewards"].iloc[-1]
     held_out = read_only(finished, "simulator/**/progress.csv")["held_out_loss"].iloc[-1]
-    solved = json.loads((finished / "evaluation.json").read_text())["success_rate"]
+    played = json.loads((finished / "evaluation.json").read_text())
     expected = {
         "train_agent": f"return {unseen:.2f} on unseen levels",
-        "evaluate": f"{100 * solved:.1f} % of levels solved",
+        "evaluate": "{:.1f} % of {} levels solved ({:.1f} to {:.1f})".format(
+            100 * played["success_rate"], played["num_episodes"],
+            *(100 * limit for limit in played["success_interval"])),
         "render": "2 videos",
         "record": f"12 episodes, {sum(rollouts)} frames",
         "train_simulator": f"held-out loss {held_out:.4g}",
         "simulate": "6 samples", "simulate_at_random": "6 samples",
         "simulate_actions": "9 samples",
-        "loss_over_time": "beats 3 predictors at {}, {}, {} of {} steps".format(
-            *better, len(losses)),
+        "loss_over_time": f"PSNR is {own['mean']:.1f} ({own['low_95']:.1f} to "
+                          f"{own['high_95']:.1f}) dB at step {step}, and {last['mean']:.1f} dB if "
+                          "the last frame is repeated",
         "hidden_states": f"{enough} components hold 95 % of the variance",
         "env_states": "3 clusters",
-        **{f"saliency{kind}": "36 saliency maps; map similarity (mean |r| between functions) "
-           "{:.2f}".format(np.mean([step for path in find(finished, [
+        **{f"saliency{kind}": "map similarity is {:.2f} (36 maps)".format(np.mean([
+               step for path in find(finished, [
                f"samples/informed_init/sample_*/specificity{kind}.json"])
                for step in json.loads(path.read_text())["correlations"] if step is not None]))
            for kind in ("", WITHOUT_ENV_GRADS)},
         "consistency": f"none of {len(influences)} influences is tested, because a test needs at "
                        "least 8 samples",
         "interventions": f"none of {len(effects)} effects can be claimed, because a claim needs "
-                         "at least 19 controls",
+                         f"at least 19 controls; largest change of the success: {largest:+.2f} "
+                         "({low_95:+.2f} to {high_95:+.2f}), {label}; controls "
+                         "{control_low:+.2f} to {control_high:+.2f}".format(
+                             **successes.loc[largest]),
         "panel": "6 samples"}
     page = (finished / REPORT / PAGE_NAME).read_text()
     table = re.findall(r'<tr><td>(?:<a [^>]*>)?(\w+)(?:</a>)?</td>\s*<td>done</td>(?:<td class='
@@ -752,6 +767,56 @@ def test_report_has_the_numbers_of_the_stages(finished):
     assert [name for name, _ in table] == NAMES
     assert {name: result for name, result in table if name in expected} == expected
     assert len(find(finished, ["report/saliency_*.png"])) == 3
+
+
+def test_the_page_grows_while_stages_run(run, output, monkeypatch):
+    pages = []
+    write = run_pipeline.write_report
+
+    def noted(*arguments):
+        path = write(*arguments)
+        pages.append(path.read_text())
+        return path
+    monkeypatch.setattr(run_pipeline, "write_report", noted)
+    monkeypatch.setattr(run_pipeline, "SECONDS_BETWEEN_PAGES", 0)
+    printed = run(output, "--only", "plot_agent", "plot_simulator", "--force")
+    assert "index.html; it grows as stages finish" in printed
+    counts = [re.findall(r"(\d+) of (\d+) stages are finished", page) for page in pages]
+    places = [str(NAMES.index(name) + 1) for name in ("plot_agent", "plot_simulator")]
+    assert counts == [*([(place, str(len(NAMES)))] for place in places), []]
+
+
+def test_the_remaining_time_is_that_of_the_other_stages_on_this_machine():
+    stages = all_stages(load_preset("tiny"), "tiny")[:3]
+    first, second, third = (stage.name for stage in stages)
+    usual = {first: 10, second: 20, third: 100}
+    assert run_pipeline.progress(stages, [first, second], usual, 60.0) == (
+        "2 of 3 stages are finished. About 3 minutes left.")  # 200 seconds
+    assert run_pipeline.progress(stages, [first], {}, 60.0) == "1 of 3 stages are finished."
+    assert not run_pipeline.progress(stages, [first, second, third], usual, 60.0)
+
+
+def test_failed_checks_are_shown_as_failed(output):
+    file = output / "loss_over_time" / "loss_over_time.csv"
+    table = pd.read_csv(file)
+    for kind, own, other in (("psnr", (9, 8, 10), (5, 4, 6)), ("ssim", (.1, 0, .2), (.5, .4, .6)),
+                             ("policy_kl", (.3, .2, .4), (.5, .35, .7))):
+        for predictor, numbers in (("simulator", own), ("last_frame", other),
+                                   ("constant_policy", other)):
+            rows = (table["kind"] == kind) & (table["predictor"] == predictor)
+            table.loc[rows, ["mean", "low_95", "high_95"]] = numbers
+    table.to_csv(file, index=False)
+    found = {check.text.partition(" at step")[0]: check.passed for check in card_checks(output)}
+    assert found["PSNR (dB)"] is True and found["SSIM"] is False
+    assert found["policy KL (nats)"] is None  # the intervals overlap
+    report = output / "analysis" / "attribution" / "checks" / "report.md"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text("- [Do they add up?](#sum) Yes: yes, in all 2 cases.\n"
+                      "- [Signs?](#objects) Right: in 1 of 2 cases; exceptions: block2, saw.\n"
+                      "- [Slopes?](#slopes) Median 0.4.\n")
+    assert attribution_checks(output) == [
+        Check(True, "Do they add up? Yes: yes, in all 2 cases."),
+        Check(False, "Signs? Right: in 1 of 2 cases."), Check(None, "Slopes? Median 0.4.")]
 
 
 def test_report_folds_the_effects_that_are_not_claimed(run, output):

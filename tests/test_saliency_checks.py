@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, bytes_of_files, killed_at, record_worlds
+from conftest import FLOAT32, ROOT, bytes_of_files, killed_at
 
 from agents.acting import run_policy
 from agents.agent_file import load_agent
@@ -198,13 +198,13 @@ def test_removed_objects_no_longer_block_the_way(box_agent, box_run):
 # An agent for which the answer is known: its value falls with the number of visible boxes.
 
 @pytest.fixture(scope="module")
-def box_scene(box_agent, box_run, tmp_path_factory):
+def box_scene(box_agent, box_run, noisy_recording):
     """Pairs of the agent that sees boxes alone, and a simulator that draws its worlds."""
     agent = load_agent(box_agent).requires_grad_(False)
     recording = Recording(box_run / "data", agent, box_agent)
     pairs = [pair for episode in list(recording.lengths)[:10]
              for pair in choose_pairs(recording, episode, KINDS, INITIAL, 2, 0)]
-    images, _ = fit_worlds(record_worlds(tmp_path_factory.mktemp("worlds"), 6, 8), range(6), 39)
+    images, _ = fit_worlds(noisy_recording, range(6), 39)
     torch.manual_seed(0)
     simulator = Simulator(dataclasses.replace(
         ParameterSet("tiny-spatial").get(SimulatorConfig), pixels_per_square=64 / 13,
@@ -497,14 +497,14 @@ def test_random_weights_are_compared_by_signs_and_not_by_absolute_maps():
 def arguments(agent_path, simulator_file, data, folder):
     return [*map(str, (
         "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
-        "tiny", "--data_dir", data, "--num_pairs", 14, "--num_randomised", 2, "--layers",
+        "tiny", "--data_dir", data, "--num_pairs", 8, "--num_randomised", 2, "--layers",
         "block3", "--device", "cpu", "--output_dir", folder))]
 
 
 def test_an_interrupted_study_is_resumed(agent_path, simulator_file, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(saliency_checks, "_LEVELS_PER_GROUP", 3)
+    monkeypatch.setattr(saliency_checks, "_LEVELS_PER_GROUP", 1)
     monkeypatch.setattr(saliency_checks, "DRAWS", 1)
-    monkeypatch.setattr(prediction_scores, "_MIN_PAIRS", 8)
+    monkeypatch.setattr(prediction_scores, "_MIN_PAIRS", 6)
     whole, parts = (arguments(agent_path, simulator_file, data, tmp_path / name)
                     for name in ("whole", "parts"))
     assert saliency_checks.main(whole) == 0
@@ -520,13 +520,13 @@ def test_an_interrupted_study_is_resumed(agent_path, simulator_file, data, tmp_p
     scores = tables["scores"]
     assert scores["predictor"].unique().tolist() == [*names, CONSTANT, CARRIED]
     assert tables["randomisation"]["predictor"].unique().tolist() == names
-    assert tables["pairs"]["pairs"].max() == 14
+    assert tables["pairs"]["pairs"].max() == 8
     now = scores[(scores["effect"] == "total") & (scores["kind"] == "all") & (
         scores["lag"] == 0) & (scores["output"] == "value")].set_index("predictor")
     # Easy levels have no backgrounds here, so occlusion is the removal itself.
     assert now["sign"].filter(like="pixels: occlusion").min() > 0.9
     text = (tmp_path / "whole" / "report.md").read_text(encoding="utf-8")
-    assert "14 pairs in" in text
+    assert "8 pairs in" in text
     assert text.index("## Value: short version") < text.index("## Pairs")
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import record_worlds
 from torch.nn import functional
 from world_helpers import (
     ENEMY,
@@ -135,8 +134,8 @@ def test_an_object_on_a_single_square_of_ground_stands_still():
 # Images
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return record_worlds(tmp_path_factory.mktemp("recording"), NUM_EPISODES, 8)
+def folder(noisy_recording):
+    return noisy_recording
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, record_arguments, record_worlds, refusal
+from conftest import FLOAT32, ROOT, record_arguments, refusal
 from PIL import Image
 
 import loss_over_time_experiment as script
@@ -63,8 +63,8 @@ MEANS = Means(torch.full((1, 3, 64, 64), 0.5), torch.full((1, 15), 1 / 15))
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory):
-    return record_worlds(tmp_path_factory.mktemp("recording"), NUM_EPISODES, 3)
+def recording(noisy_recording):
+    return noisy_recording
 
 
 @pytest.fixture(scope="module")
@@ -277,12 +277,12 @@ def test_random_starts_are_told_from_decoded_ones_only_if_they_differ(kind, data
                                                                       monkeypatch):
     monkeypatch.setattr(world_card.realism.classifier_auc, "__defaults__", (4,))
     card = kind(shipped, dataset, np.arange(len(dataset)), MODE, FLOAT32, 0, 16)
-    found = world_card.random_starts(card, 64, None)
-    assert found["recorded_starts"] == 64 and "in_view" not in found
+    found = world_card.random_starts(card, 48, None)
+    assert found["recorded_starts"] == 48 and "in_view" not in found
     if kind is Replaying:
         assert found["auc_against_decoded"].low < 0.8  # few frames of few episodes
         assert found["ends_at_step_0"]["random"].value < 0.1
-        assert found["known_colours"]["ratio"].low < 1 < found["known_colours"]["ratio"].high
+        assert 0.85 < found["known_colours"]["ratio"].value < 1.15
         assert 0.8 < found["neighbour_difference"]["ratio"].value < 1.25
         assert found["value_at_step_0"]["ratio"].low < 1 < found["value_at_step_0"]["ratio"].high
     else:
@@ -460,8 +460,8 @@ def arguments(model_file, data, output, *more):
 
 @pytest.fixture
 def few_windows(monkeypatch):
-    """Measure half of the rows with worlds, which is half of the time of the script."""
-    monkeypatch.setattr(world_simulations, "START_INTERVAL", 2 * world_simulations.START_INTERVAL)
+    """Measure a third of the rows with worlds, which is a third of the time of the script."""
+    monkeypatch.setattr(world_simulations, "START_INTERVAL", 3 * world_simulations.START_INTERVAL)
     monkeypatch.setattr(world_card.realism.classifier_auc, "__defaults__", (4,))
 
 

@@ -8,10 +8,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, record_arguments, refusal
+from conftest import FLOAT32, ROOT, refusal
 from torch.nn import functional
 
-import record
 import record_gen_samples
 import saliency_experiments
 from agents.agent_file import load_agent
@@ -51,12 +50,8 @@ OBJECT_FIELDS = {"places": np.float16, "velocities": np.float16, "looks": np.int
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory):
-    logdir = tmp_path_factory.mktemp("worlds")
-    argv = record_arguments(AGENT, logdir, len(EPISODES), "--env_name", "coinrun",
-                            "--distribution_mode", "hard", "--seed", "8", "--no_videos", "--worlds")
-    assert record.main(argv) == 0
-    return RolloutFolder(logdir / "data")
+def recording(noisy_recording):
+    return noisy_recording
 
 
 @pytest.fixture(scope="module")

@@ -83,11 +83,11 @@ def batch(dataset, run):
 
 
 def test_a_stopped_run_with_worlds_goes_on_to_the_same_weights(recording, tmp_path):
-    settings = settings_for(recording, {"death_copies": 3, "coin_copies": 2}, max_batches=6)
+    settings = settings_for(recording, {"death_copies": 3, "coin_copies": 2}, max_batches=4)
     whole = SimulatorTraining(tmp_path / "whole", settings, FLOAT32)
     before = {name: tensor.clone() for name, tensor in whole.simulator.state_dict().items()}
     assert whole.train() == 0
-    first = dataclasses.replace(settings, max_batches=3)
+    first = dataclasses.replace(settings, max_batches=2)
     assert SimulatorTraining(tmp_path / "parts", first, FLOAT32).train() == 0
     resumed = SimulatorTraining(tmp_path / "parts", settings, FLOAT32)
     assert resumed.train() == 0
@@ -280,12 +280,11 @@ def test_the_head_learns_outcomes_and_keeps_its_best_weights(run):
     assert mean == pytest.approx(share, rel=0.5)  # calibrated to the weighted frequency
 
 
-def test_only_the_outcomes_are_fitted(run, tmp_path, capsys):
-    assert record.main(record_arguments(AGENT, tmp_path, 24, "--env_name", "coinrun",
-                                        "--no_videos", "--worlds")) == 0
+def test_only_the_outcomes_are_fitted(run, noisy_recording, tmp_path, monkeypatch):
+    monkeypatch.setattr(fit_outcomes, "_HELD_OUT", 40)
     fitted = tmp_path / "fitted" / "model.pt"
     argv = ["--agent_file", str(AGENT), "--model_file", str(run.newest_checkpoint), "--data_dir",
-            str(tmp_path / "data"), "--num_windows", "60", "--num_batches", "20", "--output",
+            str(noisy_recording.path), "--num_windows", "60", "--num_batches", "20", "--output",
             str(fitted), "--device", "cpu"]
     assert fit_outcomes.main(argv) == 0
     states = [open_simulator(path, AGENT, SimulatorConfig(), FLOAT32).state_dict()

@@ -21,13 +21,21 @@ function checksum(page) {
   return all.digest('hex')
 }
 
+// A page from disk cannot read its own files. For "Save as one HTML file", each script therefore
+// holds index.html and the style sheet, and is a function, whose source text it can read.
 const signed = {
   name: 'signed',
-  generateBundle(_, bundle) {
-    const page = this.environment.name
-    const script = bundle[`${page}.js`]
-    script.code = `/* built from sources ${checksum(page)} */\n${script.code}`
-    this.emitFile({ type: 'asset', fileName: 'index.html', source: readFileSync(`${page}/index.html`) })
+  generateBundle: {
+    order: 'post', // after the style sheet has been added
+    handler(_, bundle) {
+      const page = this.environment.name
+      const html = readFileSync(`${page}/index.html`, 'utf8')
+      const script = bundle[`${page}.js`]
+      const own = JSON.stringify({ name: page, html, css: String(bundle[`${page}.css`].source) })
+      script.code = `/* built from sources ${checksum(page)} */\n`
+        + `(function run() {\nglobalThis.pageSource = { ...${own}, script: \`(\${run})()\` };\n${script.code}})()\n`
+      this.emitFile({ type: 'asset', fileName: 'index.html', source: html })
+    }
   }
 }
 

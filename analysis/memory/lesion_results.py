@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.memory.lesions import COPY
@@ -244,7 +243,7 @@ def _of_controls(median: float, low: float, high: float, form: str = ".3g") -> s
 
 def plot_curves(curves: pd.DataFrame, description: str) -> Figure:
     """Plot the effects at each step from the lesion on, on the policy above and on the value below,
-    and the attribution to earlier frames.
+    and, in a further panel, the attribution to earlier frames.
 
     Args:
         curves: table of ``curves_of``.
@@ -255,8 +254,10 @@ def plot_curves(curves: pd.DataFrame, description: str) -> Figure:
                                               ("all steps are changed", False))
               if (arms := [arm for arm in dict.fromkeys(lesions["arm"])
                            if (arm in ONCE) == once])}
-    figure = Figure(figsize=(5.5 * len(groups), 8.2), layout="constrained")
-    panels = figure.subplots(2, len(groups), sharey="row", squeeze=False)
+    attribution = curves[(curves["arm"] == ATTRIBUTION) & (curves["step"] > 0)]
+    rows = 2 + bool(len(attribution))
+    figure = Figure(figsize=(max(5.5 * len(groups), 7), 3.8 * rows + 0.6), layout="constrained")
+    panels = figure.subplots(rows, len(groups), sharey="row", squeeze=False)
     for row, output in zip(panels, (POLICY, VALUE)):
         shown = curves[curves["output"] == output]
         for axes, (title, arms) in zip(row, groups.items()):
@@ -274,16 +275,15 @@ def plot_curves(curves: pd.DataFrame, description: str) -> Figure:
             axes.legend(fontsize=8, title="dotted: random changes of the same size",
                         title_fontsize=8)
         row[0].set_ylabel(_UNITS[output])
-    _overlay(panels[0, 0], curves[(curves["arm"] == ATTRIBUTION) & (curves["step"] > 0)])
+    for axes in panels[2:].flat:
+        axes.axis("off")
+    if len(attribution):
+        axes = panels[2, 0]
+        axes.axis("on")
+        axes.plot(attribution["step"], attribution["value"], color=DARK_GREY)
+        axes.set(title="for comparison: attribution", xlabel="steps back", ylim=(0, None),
+                 ylabel="|attribution| to the earlier frame")
+        axes.grid(alpha=0.3)
     figure.suptitle("Policy and value after lesions of the memory, on recorded frames:\n"
                     + description, fontsize=11)
     return figure
-
-
-def _overlay(axes: Axes, part: pd.DataFrame) -> None:
-    """Plot the attribution on a second y axis."""
-    other = axes.twinx()
-    other.plot(part["step"], part["value"], color=DARK_GREY, linestyle="--")
-    other.set_ylim(bottom=0)
-    other.set_ylabel("dashed: |attribution| to the frame k steps earlier", color=DARK_GREY,
-                     fontsize=8)

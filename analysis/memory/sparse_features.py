@@ -404,7 +404,7 @@ def splice(dictionary: Dictionary, policy: Policy) -> Patch:
     The reconstructions for a recurrent agent are clipped to [-1, 1], the range of a GRU's states.
     Without clipping, states could grow from step to step without limit.
     """
-    return Apply(STATE, lambda states: _in_range(dictionary.reconstruct(states), policy))
+    return Apply(STATE, lambda states: policy.clamp_states(dictionary.reconstruct(states)))
 
 
 def ablate(dictionary: Dictionary, policy: Policy, feature: int,
@@ -422,13 +422,9 @@ def ablate(dictionary: Dictionary, policy: Policy, feature: int,
     along = dictionary.atoms[feature] if direction is None else direction
 
     def subtract(states: Tensor) -> Tensor:
-        return _in_range(states - dictionary.encode(states)[:, feature, None] * along, policy)
+        return policy.clamp_states(states - dictionary.encode(states)[:, feature, None] * along)
 
     return Apply(STATE, subtract)
-
-
-def _in_range(states: Tensor, policy: Policy) -> Tensor:
-    return states.clamp(-1, 1) if policy.recurrent else states
 
 
 def ablation_conditions(dictionary: Dictionary, policy: Policy, features: np.ndarray,

@@ -21,6 +21,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from attribution.checking.check import (
     Arrays,
@@ -72,10 +73,11 @@ class Completeness(Check):
         figure, [[axes]] = panels(1, 1)
         for column, label, bar, colour in (("median", "median", MEDIAN_BAR, BLUE),
                                            ("high", "99 % quantile", HIGH_BAR, VERMILION)):
-            axes.plot(np.maximum(table[column], 1e-7), np.arange(len(names)), "o", color=colour,
+            axes.plot(table[column], np.arange(len(names)), "o", color=colour,
                       label=label)
             axes.axvline(bar, color=colour, linewidth=0.8, linestyle="--")
-        axes.set(xscale="log", xlabel="completeness error (dashed: limits)")
+        axes.set(xlim=(0, None), xlabel="completeness error (dashed: limits)")
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.set_yticks(np.arange(len(names)), names, fontsize=8)
         axes.invert_yaxis()
         axes.legend(fontsize=8)

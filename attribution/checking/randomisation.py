@@ -118,7 +118,7 @@ def stages_of(policy: Policy) -> list[tuple[str, list[str]]]:
     paths of the modules that the stage adds."""
     stages = [(HEADS, ["fc_policy", "fc_value"])]
     if policy.recurrent:
-        stages.append((MEMORY, ["gru"]))
+        stages.append((MEMORY, [policy.memory.name]))
     parts = [name for name, module in policy.embedder.named_children()
              if any(True for _ in module.parameters())]
     return [*stages, *((name, [f"embedder.{name}"]) for name in reversed(parts))]
@@ -137,7 +137,7 @@ def randomise(policy: Policy, paths: Sequence[str], seed: int) -> Policy:
         torch.manual_seed(seed)
         for path in paths:
             for module in randomised.get_submodule(path).modules():
-                if isinstance(module, nn.Conv2d | nn.Linear | nn.GRU):
+                if isinstance(module, nn.Conv2d | nn.Linear | nn.GRU | nn.LSTMCell):
                     module.reset_parameters()
     return randomised
 

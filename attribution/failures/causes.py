@@ -44,7 +44,7 @@ def policy_of(condition: Condition) -> Policy:
 class PlayedLevelsOptions(GameOptions, ComputeOptions):
     """Options of a script that plays the same levels under several conditions."""
 
-    num_episodes: int = option(1000, "number of levels that every arm plays, one episode each",
+    num_episodes: int = option(1000, "number of levels, each played once per condition",
                                type=count)
     num_envs: int = option(64, "number of episodes played in parallel", type=environments)
     seed: int = option(0, "seed of levels, actions, controls and confidence intervals", type=seed)

@@ -48,7 +48,7 @@ from agents.episodes import SOLVED
 from common.palette import BLUE, VERMILION
 from common.results import Entry, File, Journal, Schema, Table, Text
 from common.tables import markdown_escaped, markdown_table
-from envs.objects import hazards_of
+from envs.objects import hazards_of, kind_label
 from stats.association import ratio
 from stats.bootstrap import ClusterBootstrap
 from stats.effects import Condition, Outcome, paired_effects, with_claims
@@ -350,20 +350,23 @@ def _per_steps(row) -> str:
 
 
 def plot_rates(rates: pd.DataFrame, title: str) -> Figure:
-    """Plot failure rates of the conditions and the range of their controls, one panel per cause.
+    """Plot failure rates of the conditions and the range of their controls, one panel per cause of
+    any failure.
 
     Args:
         rates: table as in ``causes.csv``.
         title: title of the figure.
     """
-    causes = list(dict.fromkeys(rates["cause"]))
+    failing = set(rates["cause"][rates["failures"] > 0]) | {ANY}
+    causes = [cause for cause in dict.fromkeys(rates["cause"]) if cause in failing]
+    never = [kind_label(cause) for cause in dict.fromkeys(rates["cause"]) if cause not in failing]
     controls = rates[rates["control"]].groupby(["pattern", "cause"])["rate"]
     shown = rates[~rates["control"]].join(
         controls.agg(control_low="min", control_high="max"), on=["pattern", "cause"])
     numbers = ["rate", "low_95", "high_95", "control_low", "control_high"]
     shown = shown.assign(**{name: 100 * shown[name] for name in numbers})
-    labels = list(dict.fromkeys(shown["label"]))
-    columns = min(len(causes), 4)
+    labels = [label.replace("_", " ") for label in dict.fromkeys(shown["label"])]
+    columns = min(len(causes), 3)
     height = -(-len(causes) // columns)
     figure = Figure(figsize=(3.3 * columns + 1.5, height * (1.2 + 0.25 * len(labels)) + 0.6),
                     layout="constrained")
@@ -373,13 +376,14 @@ def plot_rates(rates: pd.DataFrame, title: str) -> Figure:
         forest_plot(axes, rows, labels if axes in panels[:, 0] else [""] * len(labels), [
             {"color": BLUE if name == ORIGINAL else VERMILION} for name in rows["arm"]], "rate")
         axes.axvline(rows["rate"].iloc[0], color=BLUE, linewidth=0.6, linestyle=":")
-        axes.set(xlim=(0, None), title="any cause" if cause == ANY else cause,
+        axes.set(xlim=(0, None), title="any cause" if cause == ANY else kind_label(cause),
                  xlabel="failed levels (%)")
     for axes in panels.flat[len(causes):]:
         axes.axis("off")
     grey = "; grey: range of the random edits" if rates["control"].any() else ""
     title = textwrap.fill(title, int(12 * figure.get_figwidth()))
-    figure.suptitle(f"{title}\nbars: 95 % (Wilson){grey}", fontsize=11)
+    none = f"\nno failures: {', '.join(never)}" if never else ""
+    figure.suptitle(f"{title}\nbars: 95 % (Wilson){grey}{none}", fontsize=11)
     return figure
 
 

@@ -375,17 +375,20 @@ def coloured(maps: np.ndarray, frames: np.ndarray, full: float,
 
 
 def film(number: int, frames: np.ndarray, actions: np.ndarray,
-         renderings: dict[str, np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield the frames of a sample next to its renderings, each below a title.
+         renderings: dict[str, np.ndarray], last_step: int) -> Iterator[np.ndarray]:
+    """Yield the frames of a sample next to its renderings, each below a title, up to the last step
+    at which the functions are evaluated.
 
     Args:
         frames: frames of the sample, uint8 (T, H, W, C).
         actions: input actions of the steps, drawn on the frames; -1 where unknown (T,).
         renderings: renderings of the sample's saliency by title, uint8 (T, H, W, C) each.
+        last_step: the last step to show.
     """
     large = np.stack([enlarge(frame, PICTURE_SCALE) if action < 0
                       else mark_action(enlarge(frame, PICTURE_SCALE), action)
-                      for frame, action in zip(frames, actions)])
-    columns = {title: np.stack([enlarge(frame, PICTURE_SCALE) for frame in rendering])[:, None]
+                      for frame, action in zip(frames[:last_step + 1], actions)])
+    columns = {title: np.stack([enlarge(frame, PICTURE_SCALE)
+                                for frame in rendering[:last_step + 1]])[:, None]
                for title, rendering in renderings.items()}
     return side_by_side({f"sample {number}": large[:, None], **columns}, 1)

@@ -270,10 +270,11 @@ def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Se
                     maps, sample.frames, full_colour(maps)))
                 folder.add(number, name, arrays)
                 if with_videos:
-                    images = {name: arrays.processed}
+                    images = {f"{name}: blue raises, red lowers": arrays.processed}
                     if arrays.processed_states is not None:
                         images |= zip(STATE_MAPS, arrays.processed_states)
-                    frames = film(number, sample.frames, sample.actions, images)
+                    frames = film(number, sample.frames, sample.actions, images,
+                                  max(plan.common_timesteps))
                     write_video(folder.video_file(number, name), frames, FRAMES_PER_SECOND)
                 yield number, name
 
@@ -386,12 +387,14 @@ def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, number
                     (value.name, value.name + WITHOUT_ENV_GRADS), (with_grads, without_grads),
                     images.values()):
                 folder.add(number, name, saliency.arrays(gradients, row, sample, processed))
-            frames = list(film(number, sample.frames, sample.actions, images))
+            frames = list(film(number, sample.frames, sample.actions, images,
+                               len(sample.frames) - 1))
             for step, frame in enumerate(frames):
                 with folder.file("difference", number, step) as temporary:
                     Image.fromarray(frame).save(temporary)
             if with_videos:
-                write_video(folder.video_file(number, DIFFERENCE), frames, FRAMES_PER_SECOND)
+                write_video(folder.video_file(number, DIFFERENCE),
+                            frames[:max(saliency.plan.common_timesteps) + 1], FRAMES_PER_SECOND)
             yield number, DIFFERENCE
 
     return _write_missing(folder, descriptions, batch_size, with_videos, overwrite, write_batch)

@@ -80,8 +80,8 @@ class ArmOptions(MazeOptions):
         20, "number of controls of each kind; a claim needs at least 19", type=whole(2, 1000))
     choose_on: int = option(
         0, "number of further forks on which to choose the layer and coefficient with the largest "
-           "change of the log-odds; only this arm is reported, on the other forks. 0: every arm "
-           "is reported", type=from_zero, metavar="FORKS")
+           "change of the log-odds; only this condition is reported, on the other forks. 0: every "
+           "condition is reported", type=from_zero, metavar="FORKS")
 
 
 def parse_vectors(options: ArmOptions, policy: Policy

@@ -5,8 +5,9 @@
 // Trajectories, frames and features are counted from 1, as on the page; 0 is the residual.
 
 import { numberOf } from '../../shared/lib/address.js'
-import { GAIN, PALETTES, SIGNS, SMOOTHING } from './paint.js'
+import { ABOVE, GAIN, PALETTES, SIGNS, SMOOTHING } from './paint.js'
 
+const MAX_NAME = 60
 const CHARTS = ['waterfall', 'bars']
 const outputNamed = (manifest, name) => manifest.outputs.findIndex((each) => each.name === name)
 const layerNamed = (manifest, name) => manifest.layers.findIndex((each) => each.name === name)
@@ -19,7 +20,9 @@ const between = (text, low, high) => {
   return value >= low && value <= high ? value : null
 }
 
-export function write(view, manifest) {
+/** Return the fragment of a view. labels: names of features by layer; names that the page did not
+ * come with are part of the view. */
+export function write(view, manifest, labels) {
   const text = new URLSearchParams()
   const layer = manifest.layers[view.layer]
   const featureText = (feature) => (feature === layer.num_features ? 0 : feature + 1)
@@ -27,8 +30,8 @@ export function write(view, manifest) {
   text.set('trajectory', view.trajectory + 1)
   text.set('frame', view.step + 1)
   for (const output of view.rows) text.append('row', manifest.outputs[output].name)
-  for (const [key, start] of [['gain', GAIN], ['smoothing', SMOOTHING], ['sign', 'two'], ['chart', 'waterfall'],
-    ['palette', 'hues'], ['window', 256], ['speed', 12]]) {
+  for (const [key, start] of [['gain', GAIN], ['smoothing', SMOOTHING], ['above', ABOVE], ['sign', 'two'],
+    ['chart', 'waterfall'], ['palette', 'apart'], ['window', 256], ['speed', 12]]) {
     if (view[key] !== start) text.set(key, view[key])
   }
   if (!view.overlay) text.set('ground', 'black')
@@ -43,6 +46,9 @@ export function write(view, manifest) {
   if (view.ahead) text.set('ahead', view.ahead)
   for (const [trajectory, step] of view.marks) text.append('mark', `${trajectory + 1}.${step + 1}`)
   if (!view.keys) text.set('keys', 'off')
+  labels.forEach((names, at) => names.forEach((name, feature) => {
+    if (name !== manifest.labels[at][feature]) text.append('name', `${manifest.layers[at].name},${feature + 1},${name}`)
+  }))
   if (view.notes) text.set('notes', view.notes)
   return text.toString()
 }
@@ -61,9 +67,10 @@ export function read(fragment, start, { manifest }) {
   view.rows = rows.length ? rows.slice(0, 8) : start.rows
   view.gain = between(text.get('gain'), 0.1, 10) ?? GAIN
   view.smoothing = between(text.get('smoothing'), 0, 3) ?? SMOOTHING
+  view.above = numberOf(text.get('above'), 100) ?? ABOVE
   view.sign = Object.hasOwn(SIGNS, text.get('sign')) ? text.get('sign') : 'two'
   view.chart = CHARTS.includes(text.get('chart')) ? text.get('chart') : 'waterfall'
-  view.palette = Object.hasOwn(PALETTES, text.get('palette')) ? text.get('palette') : 'hues'
+  view.palette = Object.hasOwn(PALETTES, text.get('palette')) ? text.get('palette') : 'apart'
   view.window = between(text.get('window'), 16, 1e6) ?? 256
   view.speed = between(text.get('speed'), 0, 100) ?? 12
   view.overlay = text.get('ground') !== 'black'
@@ -88,6 +95,18 @@ export function read(fragment, start, { manifest }) {
   view.keys = text.get('keys') !== 'off'
   view.notes = text.get('notes') ?? ''
   return view
+}
+
+/** Return the names of features by layer: those in a fragment, and those that the page came with. */
+export function readNames(fragment, manifest) {
+  const labels = manifest.labels.map((names) => [...names])
+  for (const each of new URLSearchParams(fragment.replace(/^#/, '')).getAll('name')) {
+    const [name, word, ...rest] = each.split(',')
+    const at = layerNamed(manifest, name)
+    const feature = at < 0 ? null : fromOne(word, labels[at].length)
+    if (feature !== null) labels[at][feature] = rest.join(',').slice(0, MAX_NAME)
+  }
+  return labels
 }
 
 function placeOf(text, start, manifest) {

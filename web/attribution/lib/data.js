@@ -2,7 +2,7 @@
 
 import { arrays, bytes, load, unpacked } from '../../shared/lib/data.js'
 
-export const FORMAT = 4
+export const FORMAT = 5
 
 const picture = (letters) => createImageBitmap(new Blob([bytes(letters)], { type: 'image/webp' }))
 const digits = (number, many) => String(number).padStart(many, '0')
@@ -18,9 +18,9 @@ export const memoryName = (layer, output, trajectory) =>
 export const examplesName = (layer) => `examples_${digits(layer, 2)}`
 export const observationsName = (layer, sheet) => `observations_${digits(layer, 2)}_${digits(sheet, 3)}`
 
-async function examples({ thumbnails, spatial }) {
+async function examples({ thumbnails, spatial, seen }) {
   const one = async (each) => each && { ...each, ...(await unpacked(each.arrays)) }
-  return { thumbnails: await one(thumbnails), spatial: await Promise.all(spatial.map(one)) }
+  return { thumbnails: await one(thumbnails), spatial: await Promise.all(spatial.map(one)), ...(await unpacked(seen)) }
 }
 
 /** Load a data file and decode its images and arrays. */

@@ -27,9 +27,12 @@ export function endOf(page) {
   return { cause: page.failuresOf(view.trajectory).get(view.step) ?? null }
 }
 
+const RARE = 0.05 // probability below which an action without a direction is not named
+
 /** Arrange probabilities by direction: `cells`, [{right, up, action, probability}] of the nine
- * directions; `other`, the summed probability of all other keys; and isOther(action). */
-export function pad(actions, probabilities) {
+ * directions; `others`, [{action, probability}] of the other actions that are taken or not rare, the
+ * most likely first; and `rest`, the summed probability of all others. */
+export function pad(actions, probabilities, taken) {
   const cells = []
   for (const up of [1, 0, -1]) {
     for (const right of [-1, 0, 1]) {
@@ -38,8 +41,10 @@ export function pad(actions, probabilities) {
     }
   }
   const own = new Set(cells.map(({ action }) => action))
-  const other = probabilities.reduce((sum, value, action) => (own.has(action) ? sum : sum + value), 0)
-  return { cells, other, isOther: (action) => !own.has(action) }
+  const more = probabilities.map((probability, action) => ({ action, probability })).filter(({ action }) => !own.has(action))
+  const isNamed = ({ action, probability }) => action === taken || probability >= RARE
+  return { cells, others: more.filter(isNamed).sort((a, b) => b.probability - a.probability),
+    rest: more.reduce((sum, each) => (isNamed(each) ? sum : sum + each.probability), 0) }
 }
 
 export function sentence(page) {

@@ -3,11 +3,11 @@
 import { SvelteSet } from 'svelte/reactivity'
 import { Address } from '../../shared/lib/address.js'
 import { loadManifest } from '../../shared/lib/data.js'
-import { published, read as readAddress, write as writeAddress } from './address.js'
+import { published, read as readAddress, readNames, write as writeAddress } from './address.js'
 import {
   attributionName, examplesName, FORMAT, framesName, Kept, loadSteps, loadStrips, memoryName, observationsName, read
 } from './data.js'
-import { cellsOfPixels, GAIN, kernel, palette, SMOOTHING } from './paint.js'
+import { ABOVE, cellsOfPixels, GAIN, kernel, palette, SMOOTHING } from './paint.js'
 import { Place } from './place.js'
 
 const MOST_BYTES = 50e6 // size of the cache of decoded files
@@ -19,8 +19,8 @@ export class AttributionPage {
   strips = $state.raw(null)
   error = $state('')
   problem = $state('') // message about a file that could not be loaded
-  view = $state({ layer: 0, trajectory: 0, step: 0, rows: [0], gain: GAIN, smoothing: SMOOTHING, sign: 'two',
-    overlay: true, residual: false, chart: 'waterfall', alone: [], palette: 'hues', curves: [],
+  view = $state({ layer: 0, trajectory: 0, step: 0, rows: [0], gain: GAIN, smoothing: SMOOTHING, above: ABOVE, sign: 'two',
+    overlay: true, residual: false, chart: 'waterfall', alone: [], palette: 'apart', curves: [],
     window: 256, speed: 12, marks: [], keys: true, notes: '', beside: null, ahead: 0, sameLevel: false })
   playing = $state(false)
   direction = $state(1)
@@ -111,10 +111,12 @@ export class AttributionPage {
     try {
       this.manifest = await loadManifest(FORMAT)
       this.labels = this.manifest.labels.map((names) => [...names])
-      Object.assign(this.view, this.manifest.start)
+      const { feature, ...start } = this.manifest.start
+      Object.assign(this.view, start)
       this.view.rows = [this.layer.outputs[0]]
+      if (feature !== null && !location.search) this.view.alone = [feature]
       const brought = this.#address.brought()
-      if (brought !== null) this.#show(readAddress(brought, $state.snapshot(this.view), this))
+      if (brought !== null) this.#open(brought)
       else this.#show(published(location.search, $state.snapshot(this.view), this))
       document.title = this.title
       const [steps, strips] = await Promise.all([loadSteps(), loadStrips()])
@@ -137,15 +139,20 @@ export class AttributionPage {
 
   fromAddress() {
     const brought = this.#address.brought()
-    if (brought !== null) this.#show(readAddress(brought, $state.snapshot(this.view), this))
+    if (brought !== null) this.#open(brought)
+  }
+
+  #open(fragment) {
+    this.labels = readNames(fragment, this.manifest)
+    this.#show(readAddress(fragment, $state.snapshot(this.view), this))
   }
 
   toAddress() {
-    this.#address.put(writeAddress(this.view, this.manifest))
+    this.#address.put(writeAddress(this.view, this.manifest, this.labels))
   }
 
   address() {
-    return this.#address.whole(writeAddress(this.view, this.manifest))
+    return this.#address.whole(writeAddress(this.view, this.manifest, this.labels))
   }
 
   /** Return the content of a file, or null while it is loading. */
@@ -240,7 +247,10 @@ export class AttributionPage {
     else this.go(next)
   }
 
+  /** Play or pause in a direction; at the end, start again from the other end. */
   play(direction) {
+    if (!this.playing && direction > 0 && this.view.step === this.length - 1) this.go(0)
+    if (!this.playing && direction < 0 && this.view.step === 0) this.go(this.length - 1)
     this.playing = !(this.playing && this.direction === direction)
     this.direction = direction
   }

@@ -4,8 +4,8 @@ import { barRange, drawBars, drawWaterfall, totalsAt, waterfallLevels, waterfall
 
 /** Titles and explanations of the images. */
 export const PICTURES = {
-  positive: ['Positive attribution', 'Where the frame raises the output, in the colours of the responsible features. All frames of this layer and output share one brightness scale.'],
-  negative: ['Negative attribution', 'Where the frame lowers the output, in the colours of the responsible features. All frames of this layer and output share one brightness scale.'],
+  positive: ['Positive attribution', 'Where the frame raises the output, in the colours of the responsible features. The scale is below; weaker cells are not drawn.'],
+  negative: ['Negative attribution', 'Where the frame lowers the output, in the colours of the responsible features. The scale is below; weaker cells are not drawn.'],
   combined: ['Absolute attribution', 'Where the frame raises or lowers the output, in the colours of the responsible features.'],
   active: ['Activation', 'Where the features are active, whatever their effect on the output.'],
   signed: ['Signed attribution', 'The sum over the selected features: blue where it raises the output, red where it lowers it.'],

@@ -26,6 +26,46 @@ export function pixelsOf(sheet, tile, frame, tiles) {
   return small.getImageData(0, 0, frame, frame).data
 }
 
+/** Return the scale of the images of an output at the shown step, in the unit of the output: the
+ * smallest drawn attribution `least`, the strength with full colour `full`, and `unit`, the size of
+ * a quantisation step; null while data is loading. Full colour is the frame's largest shown
+ * attribution, or, in weaker frames, the median over frames of the largest ones. */
+export function scaleOf(page, output) {
+  const found = page.attribution(output)
+  if (!found) return null
+  const { manifest, view, on } = page
+  const { quantiles, scales } = page.summary(output)
+  const unit = found.peak[view.step] / manifest.levels
+  const cells = cellsAt(page, found)
+  let most = 0
+  for (let at = 0; at < cells.length; at++) {
+    if (on[at % on.length]) most = Math.max(most, Math.abs(cells[at]))
+  }
+  const usual = Math.max(...scales.map((scale, feature) => (on[feature] ? scale : 0)))
+  return { least: quantiles[view.above] ?? 0, full: (Math.max(most * unit, usual) || 1) / view.gain, unit }
+}
+
+function cellsAt({ layer, colours, view }, found) {
+  const size = layer.grid[0] * layer.grid[1] * colours.length
+  return found.cells.subarray(view.step * size, (view.step + 1) * size)
+}
+
+/** Return the attributions of the shown features to the cell at a place in an image, each from 0 to
+ * 1: {row, column, parts: [[feature, value]]}, largest first; null if there is no cell. */
+export function valuesAt(page, output, x, y) {
+  const found = page.attribution(output)
+  const scale = scaleOf(page, output)
+  const { frame } = page.manifest
+  const cell = page.places[Math.floor(y * frame) * frame + Math.floor(x * frame)]
+  if (!found || cell === undefined || cell < 0) return null
+  const width = page.colours.length
+  const parts = Array.from(cellsAt(page, found).subarray(cell * width, (cell + 1) * width),
+    (value, feature) => [feature, value * scale.unit]).filter(([feature]) => page.on[feature])
+  parts.sort(([, a], [, b]) => Math.abs(b) - Math.abs(a))
+  const wide = page.layer.grid[1]
+  return { row: Math.floor(cell / wide), column: cell % wide, parts }
+}
+
 /** Draw the attributions of an output at the shown step as an image; return false while data is
  * loading. */
 export function drawAttribution(ctx, box, page, output, kind) {
@@ -33,11 +73,10 @@ export function drawAttribution(ctx, box, page, output, kind) {
   const found = page.attribution(output)
   const [sheet, tile] = page.frame(view.trajectory, view.step)
   if (!found || !sheet) return false
-  const size = layer.grid[0] * layer.grid[1] * page.colours.length
-  const cells = found.cells.subarray(view.step * size, (view.step + 1) * size)
-  const factor = found.peak[view.step] / manifest.levels * view.gain / page.summary(output).scale
-  const colours = smoothed(coloured(cells, page.colours, page.on, kind === 'gradient' ? 'signed' : kind,
-    factor), layer.grid, page.weights)
+  const { least, full, unit } = scaleOf(page, output)
+  const colours = smoothed(coloured(cellsAt(page, found), page.colours, page.on,
+    kind === 'gradient' ? 'signed' : kind, unit > 0 ? { least: least / unit, full: full / unit } : { least: 0, full: 1 }),
+  layer.grid, page.weights)
   const frame = view.overlay ? pixelsOf(sheet, tile, manifest.frame, manifest.tiles) : null
   small ??= scratch(manifest.frame)
   small.putImageData(new ImageData(composed(colours, page.places, frame), manifest.frame), 0, 0)
@@ -135,6 +174,32 @@ function line(ctx, x0, y0, x1, y1) {
 /** Clip a value to a range, so that values beyond a chart are drawn at its edge. */
 const within = ([low, high], value) => Math.max(low, Math.min(high, value))
 
+/** Mark a bar that is longer than drawn: a gap near its end, and its value. */
+function breakMark(ctx, x, w, end, inward, value, colours) {
+  const at = end + 14 * inward
+  ctx.fillStyle = colours.surface
+  ctx.strokeStyle = colours.ink
+  ctx.lineWidth = 1
+  ctx.beginPath()
+  ctx.moveTo(x - 2, at + 4)
+  ctx.lineTo(x + w + 2, at - 2)
+  ctx.lineTo(x + w + 2, at + 2)
+  ctx.lineTo(x - 2, at + 8)
+  ctx.fill()
+  line(ctx, x - 2, at + 4, x + w + 2, at - 2)
+  line(ctx, x - 2, at + 8, x + w + 2, at + 2)
+  const text = shown(value)
+  ctx.font = `bold 11px ${FONT}`
+  const wide = ctx.measureText(text).width + 4
+  const middle = end + 30 * inward
+  ctx.fillStyle = colours.surface
+  ctx.fillRect(x + w / 2 - wide / 2, middle - 7, wide, 14)
+  ctx.fillStyle = colours.ink
+  ctx.textAlign = 'center'
+  ctx.textBaseline = 'middle'
+  ctx.fillText(text, x + w / 2, middle)
+}
+
 function bar(ctx, x, w, from, to, fill, colours, dashed) {
   ctx.fillStyle = fill
   const box = [x, Math.min(from, to), w, Math.max(Math.abs(to - from), 1)]
@@ -154,7 +219,7 @@ function under(ctx, text, middle, bottom, colours, bold, room = 60) {
   ctx.fillText(text, middle, bottom + 4, room)
 }
 
-/** Draw one bar per feature and one for the residual. */
+/** Draw one bar per feature and one for the residual; bars that leave the range are broken. */
 export function drawBars(ctx, box, totals, range, on, features, colours) {
   const sy = axis(ctx, box, range, colours)
   const width = (box.w - LEFT) / totals.length
@@ -165,6 +230,8 @@ export function drawBars(ctx, box, totals, range, on, features, colours) {
     bar(ctx, x + width * 0.14, width * 0.72, sy(0), sy(within(range, total)),
       last ? colours.surface : css(features[f]), colours, last)
     ctx.globalAlpha = 1
+    const end = within(range, total)
+    if (end !== total) breakMark(ctx, x + width * 0.14, width * 0.72, sy(end), total > 0 ? 1 : -1, total, colours)
     under(ctx, last ? 'res.' : f + 1, x + width / 2, box.y + box.h - BOTTOM, colours, on[f])
   })
 }

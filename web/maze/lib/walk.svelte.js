@@ -29,8 +29,9 @@ function randomNumbers(seed) {
   }
 }
 
-/** Play an episode, and return {states, moves}, with one state more than moves. fields: fields with
- * facing 0 and 1; likely: take the most likely actions instead of sampled ones. */
+/** Play an episode, and return {states, moves}, with one state more than moves. An episode that does
+ * not reach the cheese is cut at its arrival in the top right corner. fields: fields with facing 0
+ * and 1; likely: take the most likely actions instead of sampled ones. */
 function episode(maze, fields, seed, likely) {
   const random = randomNumbers(seed)
   const states = [2 * maze.mouse + maze.facing]
@@ -41,6 +42,11 @@ function episode(maze, fields, seed, likely) {
     const sampled = field.at(square).findIndex((prob) => (left -= prob) < 0)
     moves.push(likely ? field.likely(square) : sampled < 0 ? STAY : sampled)
     states.push(nextState(maze, states.at(-1), moves.at(-1)))
+  }
+  const arrival = states.findIndex((state) => state >> 1 === cornerOf(maze))
+  if (arrival > 0 && maze.cells[states.at(-1) >> 1] !== CHEESE) {
+    states.length = arrival + 1
+    moves.length = arrival
   }
   return { states, moves }
 }

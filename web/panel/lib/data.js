@@ -2,7 +2,7 @@
 
 import { arrays, bytes, load } from '../../shared/lib/data.js'
 
-export const FORMAT = 6
+export const FORMAT = 7
 
 /** Decode a strip of images. The image comes from the bytes of the script, so that canvases stay
  * exportable. */

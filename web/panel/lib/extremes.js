@@ -4,7 +4,7 @@
  * `step`, its value at this step counts; if it is null, the largest, median and smallest value of
  * each sample. chosen: indices of the samples to consider; width: number of coordinates. Returns
  * {high, middle, low}: lists of {sample, step, value}, the most extreme first, of at most `most`
- * samples and at most a third of the considered ones. */
+ * samples and at most a third of the considered ones. Samples in `middle` are in no other list. */
 export function extremes(samples, coordinates, width, ic, chosen, step, most) {
   const places = []
   for (const sample of chosen) {
@@ -24,9 +24,9 @@ export function extremes(samples, coordinates, width, ic, chosen, step, most) {
   const median = sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2
   const first = (list, distance) => list.toSorted(
     (a, b) => distance(a) - distance(b) || a.sample - b.sample).slice(0, Math.min(most, Math.ceil(places.length / 3)))
-  return {
-    high: first(places.map((here) => here.at(-1)), ({ value }) => -value),
-    middle: first(middles, ({ value }) => Math.abs(value - median)),
-    low: first(places.map((here) => here[0]), ({ value }) => value)
-  }
+  const high = first(places.map((here) => here.at(-1)), ({ value }) => -value)
+  const low = first(places.map((here) => here[0]), ({ value }) => value)
+  const taken = new Set([...high, ...low].map(({ sample }) => sample))
+  return { high, low,
+    middle: first(middles.filter(({ sample }) => !taken.has(sample)), ({ value }) => Math.abs(value - median)) }
 }

@@ -2,7 +2,7 @@
 
 import { record } from '../../shared/lib/video.js'
 import {
-  cloudOf, drawCoordinates, drawObservation, drawSaliency, drawStates, sentence, SCATTER_ASPECT
+  cloudOf, drawCoordinates, drawObservation, drawRecorded, drawSaliency, drawStates, sentence, SCATTER_ASPECT
 } from './scene.js'
 
 const SIZE = 320
@@ -13,7 +13,8 @@ const TITLE = 28
  * onstep: see `record`. */
 export function film(panel, rows, onstep) {
   const plot = { w: Math.round(SIZE * SCATTER_ASPECT), h: SIZE }
-  const width = 2 * SIZE + 2 * plot.w + 5 * GAP
+  const images = rows.some(({ strips }) => strips.recorded) ? 3 : 2
+  const width = images * SIZE + 2 * plot.w + (images + 3) * GAP
   const height = rows.length * (SIZE + TITLE + GAP) + GAP
   const cloud = cloudOf(panel, plot, 1)
 
@@ -29,10 +30,12 @@ export function film(panel, rows, onstep) {
       const of = panel.type ? `; saliency: ${panel.saliencyTitle}` : ''
       ctx.fillText(sentence(panel, sample, step) + of, GAP, y, width - 2 * GAP)
       const at = (x, w) => ({ x, y: y + TITLE, w, h: SIZE })
-      drawObservation(ctx, at(GAP, SIZE), strips, panel, step)
-      drawSaliency(ctx, at(2 * GAP + SIZE, SIZE), strips, panel, sample, step)
-      drawStates(ctx, at(3 * GAP + 2 * SIZE, plot.w), cloud, panel, sample, step, colour)
-      drawCoordinates(ctx, at(4 * GAP + 2 * SIZE + plot.w, plot.w), panel, sample, step)
+      const x = (place) => GAP + place * (SIZE + GAP)
+      drawObservation(ctx, at(x(0), SIZE), strips, panel, step)
+      if (strips.recorded) drawRecorded(ctx, at(x(1), SIZE), strips, panel, step)
+      drawSaliency(ctx, at(x(images - 1), SIZE), strips, panel, sample, step)
+      drawStates(ctx, at(x(images), plot.w), cloud, panel, sample, step, colour)
+      drawCoordinates(ctx, at(x(images) + plot.w + GAP, plot.w), panel, sample, step)
     })
   }
 

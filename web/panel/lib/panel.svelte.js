@@ -34,6 +34,8 @@ export class Panel {
   saliencyTitle = $derived(this.type
     ? this.type.title + (this.view.map ? ` (${this.manifest.maps[this.view.map]})` : '') : '')
   limits = $derived(this.#limits())
+  /** Reward of a full bar, in the game's unit: the largest |reward| of any step, at least 1. */
+  mostReward = $derived((this.steps?.rewards ?? []).reduce((most, reward) => Math.max(most, Math.abs(reward)), 1))
 
   #theme
   #start = null

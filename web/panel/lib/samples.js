@@ -40,6 +40,21 @@ export class Samples {
     return other < 0 ? -1 : this.find(other, number)
   }
 
+  /** Return the samples of a set with the same start as a sample, which are more than one. */
+  sameStart(sample) {
+    const { set } = this.names[sample]
+    const { starts } = this.sets[set]
+    const own = starts[sample - this.first[set]]
+    const found = starts.flatMap((start, place) => (own !== null && start === own ? [this.first[set] + place] : []))
+    return found.length > 1 ? found : []
+  }
+
+  /** Return the difference of a sample from others of its start; empty if unknown. */
+  variant(sample) {
+    const { set } = this.names[sample]
+    return this.sets[set].variants[sample - this.first[set]]
+  }
+
   /** Return the name of a sample in lists. */
   short(sample) {
     const { set, number } = this.names[sample]

@@ -81,7 +81,7 @@ export function drawSaliency(ctx, box, strips, panel, sample, step) {
   if (strips.saliency) {
     drawPicture(ctx, box, strips.saliency, step, panel.manifest.frame)
     const { steps } = panel.type
-    if (!steps.length || step <= Math.max(...steps)) return
+    if (!steps.length || step <= Math.max(...steps)) return // otherwise, the image is empty
     ctx.fillStyle = panel.colours.surface
     ctx.fillRect(box.x, box.y + box.h - 24, box.w, 24)
     drawMessage(ctx, { ...box, y: box.y + box.h - 24, h: 24 }, 'after the read-out: no effect', panel.colours)
@@ -125,13 +125,15 @@ export function fullGradient(panel) {
   return full
 }
 
-/** Return the end of the bars' axis, a power of two, so that the axis seldom changes. */
-function fullCoordinate(panel, step) {
+/** Return the end of the bars' axis: the largest |coordinate| in all steps of the shown samples. */
+function fullCoordinate(panel) {
   let full = 0
   for (const sample of panel.shown) {
-    for (const value of panel.at(panel.steps.coordinates, sample, step)) full = Math.max(full, Math.abs(value))
+    for (let t = 0; t < panel.samples.steps[sample]; t++) {
+      for (const value of panel.at(panel.steps.coordinates, sample, t)) full = Math.max(full, Math.abs(value))
+    }
   }
-  return 2 ** Math.max(1, Math.ceil(Math.log2(1.12 * full)))
+  return 1.12 * full || 1
 }
 
 export function drawCoordinates(ctx, box, panel, sample, step) {
@@ -139,7 +141,7 @@ export function drawCoordinates(ctx, box, panel, sample, step) {
   const gradients = panel.gradientsAt(sample, step)
   const values = panel.at(panel.steps.coordinates, sample, step)
   const bars = { ...box, h: box.h - KEY_HEIGHT }
-  const axes = { range: fullCoordinate(panel, step), x: 'independent component', y: 'coordinate' }
+  const axes = { range: fullCoordinate(panel), x: 'independent component', y: 'coordinate' }
   drawBars(ctx, bars, values, gradients, full, axes, [panel.view.x, panel.view.y], panel.colours)
   const key = { x: box.x + 40, y: box.y + bars.h + 6, w: box.w - 48, h: KEY_HEIGHT - 6 }
   if (gradients && full > 0) drawGradientKey(ctx, key, full, panel.colours)
@@ -155,6 +157,13 @@ export function actionsAt(panel, sample, step) {
     answer: named(steps.answers[row]), probability: steps.probabilities[row],
     entered: steps.entered[row] === manifest.not_recorded ? null : named(steps.entered[row])
   }
+}
+
+/** Return the probability that a sample's episode has ended by a step, in the simulator. */
+export function endedBy(panel, sample, step) {
+  const from = panel.samples.begin[sample]
+  const row = panel.samples.row(sample, step)
+  return 1 - panel.steps.terminals.subarray(from, row + 1).reduce((alive, end) => alive * (1 - end), 1)
 }
 
 /** Describe a step in one sentence, for screen readers and the video. */

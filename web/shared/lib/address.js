@@ -8,9 +8,10 @@ export class Address {
   #written = ''
   #timer = null
 
-  /** Return the fragment in the address; null if there is none, or if the page itself wrote it. */
+  /** Return the fragment in the address, or the view with which the page was saved as one file; null
+   * if there is none, or if the page itself wrote it. */
   brought() {
-    const fragment = location.hash.replace(/^#/, '')
+    const fragment = location.hash.replace(/^#/, '') || (document.documentElement.dataset.view ?? '')
     return fragment && fragment !== this.#written ? fragment : null
   }
 

@@ -20,10 +20,26 @@ const array = (type, buffer) => (type === 'float16' ? halves(new Uint16Array(buf
 
 const arrived = new Map()
 globalThis.panelData = (name, content) => arrived.set(name, content)
+const read = new Set()
+const inside = () => document.querySelector('script[type="application/json"]') !== null
+
+/** Return the names of the data files that were read. */
+export const filesRead = () => [...read]
+
+/** Return the content of a data file that was read, as JSON. */
+export const ownText = async (name) => JSON.stringify(await load(name))
 
 /** Load the content of a data file. It is a script, which also loads from disk, where fetch() is
- * forbidden. */
-export function load(name) {
+ * forbidden. A page that was saved as one file contains it. */
+export async function load(name) {
+  const own = document.getElementById(`data/${name}`)
+  if (!own && inside()) throw new Error(`This saved page does not contain data/${name}.js.`)
+  const content = own ? JSON.parse(own.textContent) : await loadScript(name)
+  read.add(name)
+  return content
+}
+
+function loadScript(name) {
   return new Promise((resolve, reject) => {
     const script = document.createElement('script')
     script.src = `data/${name}.js`

@@ -206,25 +206,53 @@ export function drawGradientKey(ctx, { x, y, w, h }, full, colours) {
 
 const THUMBNAIL = 60
 const BELOW_THUMBNAILS = 56
-const thumbnailSize = (width, columns) => Math.min(width / columns - 4, THUMBNAIL)
+const NAMES = 60 // width of the names of the strips
+const thumbnailSize = (width, columns) => Math.min((width - NAMES) / columns - 4, THUMBNAIL)
+
+/** Return the step at a horizontal position in a timeline of this width. */
+export const timelineStep = (x, width, columns) =>
+  Math.max(0, Math.floor((x - NAMES) / (width - NAMES) * columns))
 
 /** Return the height of a timeline of this width with a number of strips. */
 export const timelineHeight = (width, columns, strips) =>
   Math.round(strips * (thumbnailSize(width, columns) + 3) + BELOW_THUMBNAILS)
 
 /** Draw all steps of a sample: strips of images, the curve of the value, and bars of rewards and
- * terminal probabilities. */
-export function drawTimeline(ctx, { x, y, w, h }, data, colours) {
-  const { strips, frame, length, columns, current, readAt, values, rewards, terminals } = data
+ * terminal probabilities. strips: [{title, images, ended}], with null for images that are missing,
+ * and `ended`, text from the step on at which the images end; mostReward: reward of a full bar. */
+export function drawTimeline(ctx, box, data, colours) {
+  const { strips, frame, length, columns, current, readAt, values, rewards, terminals, mostReward } = data
+  const { y, h } = box
+  const x = box.x + NAMES
+  const w = box.w - NAMES
   const width = w / columns
-  const size = thumbnailSize(w, columns)
-  for (let t = 0; t < length; t++) {
-    const left = x + t * width + (width - size) / 2
-    strips.forEach((strip, row) => {
-      if (!strip || t * frame[1] >= strip.width) return
-      drawPicture(ctx, { x: left, y: y + 3 + row * (size + 3), w: size, h: size }, strip, t, frame)
-    })
-  }
+  const size = thumbnailSize(box.w, columns)
+  strips.forEach(({ title, images, ended }, row) => {
+    const high = y + 3 + row * (size + 3)
+    ctx.fillStyle = colours.muted
+    ctx.font = `11px ${FONT}`
+    ctx.textAlign = 'left'
+    ctx.textBaseline = 'middle'
+    ctx.fillText(title, box.x, high + size / 2, NAMES - 4)
+    if (!images) return
+    const there = Math.min(length, Math.floor(images.width / frame[1]))
+    for (let t = 0; t < there; t++) {
+      drawPicture(ctx, { x: x + t * width + (width - size) / 2, y: high, w: size, h: size }, images, t, frame)
+    }
+    if (there >= length || !ended) return
+    const rest = { x: x + there * width + 2, y: high, w: (length - there) * width - 4, h: size }
+    ctx.save()
+    ctx.beginPath()
+    ctx.rect(rest.x, rest.y, rest.w, rest.h)
+    ctx.clip()
+    ctx.strokeStyle = colours.line
+    ctx.lineWidth = 1
+    for (let at = -rest.h; at < rest.w; at += 8) line(ctx, rest.x + at, rest.y + rest.h, rest.x + at + rest.h, rest.y)
+    ctx.strokeStyle = colours.muted
+    ctx.strokeRect(rest.x + 0.5, rest.y + 0.5, rest.w - 1, rest.h - 1)
+    drawMessage(ctx, rest, ended, { muted: colours.ink })
+    ctx.restore()
+  })
   const top = y + strips.length * (size + 3) + 18
   const bottom = y + h - 7
   const low = Math.min(...values)
@@ -233,7 +261,7 @@ export function drawTimeline(ctx, { x, y, w, h }, data, colours) {
   const at = Array.from(values, (value, t) => [x + (t + 0.5) * width, high > low ? sy(value) : (top + bottom) / 2])
   for (let t = 0; t < length; t++) {
     const left = x + t * width
-    for (const [share, colour, side] of [[Math.min(Math.abs(rewards[t]) / 10, 1), colours.other, 0.62],
+    for (const [share, colour, side] of [[Math.min(Math.abs(rewards[t]) / mostReward, 1), colours.other, 0.62],
       [terminals[t], colours.neutral, 0.74]]) {
       const tall = share * (bottom - top)
       ctx.fillStyle = colour
