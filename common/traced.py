@@ -188,7 +188,7 @@ class _Writer:
     def _expanded(self, node: Any, shape: torch.Size) -> Any:
         """Return an argument of an operation on each number: a number of a value of the shape or
         with one number, or [number] if it is a plain number."""
-        if not isinstance(node, _Node):
+        if not isinstance(node, torch.fx.Node):
             return [float(node)]
         tensor = self._results[node]
         if node not in self._numbers:
@@ -366,29 +366,30 @@ class _Writer:
             *image.shape, weight.shape[0], *weight.shape[2:], stride[0], padding[0],
             *result.shape[2:])
 
-    def _product(self, factors: Sequence[_Node], batch: int, rows: int, inner: int,
-                 columns: int) -> int:
-        """Write a product of matrices (batch, rows, inner) and (batch, inner, columns)."""
+    def _product(self, factors: Sequence[_Node], batch: int, size: Sequence[int], columns: int
+                 ) -> int:
+        """Write a product of matrices (batch, *size) and (batch, size[1], columns)."""
+        rows, inner = size
         return self._emit("matmul", batch * rows * columns, map(self._number, factors), batch,
                           rows, inner, columns)
 
     def _mm(self, node, arguments, options, result) -> int:
         one, other = arguments
-        return self._product(node.args, 1, *one.shape, other.shape[1])
+        return self._product(node.args, 1, one.shape, other.shape[1])
 
     def _mv(self, node, arguments, options, result) -> int:
         one, _ = arguments
-        return self._product(node.args, 1, *one.shape, 1)
+        return self._product(node.args, 1, one.shape, 1)
 
     def _bmm(self, node, arguments, options, result) -> int:
         one, other = arguments
-        return self._product(node.args, *one.shape, other.shape[2])
+        return self._product(node.args, len(one), one.shape[1:], other.shape[2])
 
     def _addmm(self, node, arguments, options, result) -> int:
         if options:
             raise NotImplementedError("factors of a matrix product")
         _, one, other = arguments
-        product = self._product(node.args[1:], 1, *one.shape, other.shape[1])
+        product = self._product(node.args[1:], 1, one.shape, other.shape[1])
         return self._emit("add", result.numel(), [
             product, self._expanded(node.args[0], result.shape)])
 
