@@ -54,7 +54,7 @@ from PIL import Image
 from attribution.page_statistics import LEVELS, quantise, sample_sizes, summarise
 from attribution.results import ACTIVATIONS
 from attribution.trajectories import Trajectories
-from common.game_constants import ACTION_DIRECTIONS, FRAME_SIZE
+from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
 from common.page_files import PageFolder, data_script, encoded, letters, packed
 from common.progress import with_progress
 from envs.objects import action_labels
