@@ -131,7 +131,7 @@ def play_levels(options: EvaluateOptions, policy: Policy, compute: Compute, conf
     steps = result.mean_length * result.num_episodes
     with_patches = f", with {arm_name(options.arm)}" if options.arm else ""
     print(f"{options.agent_file} on {words_of(config, edit)}{with_patches}: "
-          f"{result}; {steps / (time.monotonic() - started):.0f} steps/s")
+          f"{result.describe(config.env_name)}; {steps / (time.monotonic() - started):.0f} steps/s")
     described = {**patches.metadata, **dataclasses.asdict(result)}
     if options.arm:
         described["moved"] = [dataclasses.asdict(size) for size in scope.changes()]
@@ -152,7 +152,7 @@ def warn_of_wrong_game(options: EvaluateOptions, compute: Compute, config: EnvCo
         compute.place(blind_policy(np.zeros(NUM_ACTIONS))), compute, config,
         list(enumerate(levels)), options.seed, options.num_envs,
         PlayOptions(edit=edit, keep_frames=False)))
-    print(f"a random agent: {random}")
+    print(f"a random agent: {random.describe(config.env_name)}")
     if (result["return_interval"] or [result["mean_return"]])[0] <= random.mean_return:
         print(f"the agent is not clearly better than a random agent, so {config.env_name} looks "
               "like the wrong game; choose another with --env_name (and --distribution_mode, "

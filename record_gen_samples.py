@@ -55,7 +55,8 @@ class SampleOptions(SimulatorOptions, GeneratedDataOptions, SwapOptions, Directi
         False, "repeat the actions recorded after the initial frames, instead of the agent's own "
                "actions")
     manual_action: tuple[str, ...] = option(
-        (), f"action that is taken at every step: one or several of {', '.join(ACTION_NAMES)}, or "
+        (), f"action that is taken at every step: one or several of {', '.join(ACTION_NAMES)}, "
+            "the numbers 9 to 14 (keys that fire or throw in some games), or "
             f"{ALL_ACTIONS} for all of them, with a video that arranges the samples by the "
             "direction of the action", metavar="ACTION")
     sample_latents: bool = option(

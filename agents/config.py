@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from agents.agent_file import read_origin, usual_training
 from agents.networks import ARCHITECTURES
@@ -23,8 +25,9 @@ AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "
 # Published defaults, used if neither a flag nor the agent file sets a value.
 _UNTRAINED = {"env_name": "coinrun", "distribution_mode": "easy", "use_backgrounds": False}
 # Phrases of messages.
-_ASSUMED = {"env_name": "the game {}".format, "distribution_mode": "the mode {}".format,
-            "use_backgrounds": {False: "no backgrounds", True: "backgrounds"}.get}
+_ASSUMED: dict[str, Callable[[Any], Any]] = {
+    "env_name": "the game {}".format, "distribution_mode": "the mode {}".format,
+    "use_backgrounds": {False: "no backgrounds", True: "backgrounds"}.get}
 
 level_seed = whole(0, MAX_LEVEL)
 

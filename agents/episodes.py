@@ -32,6 +32,7 @@ from common.config import check_entries
 from common.devices import Compute
 from common.errors import UserError
 from common.files import read_description
+from common.game_constants import GOAL_GAMES
 from common.video import mark_action, side_by_side
 from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
 from envs.real_game import RealGame
@@ -385,13 +386,20 @@ class Evaluation:
     mean_length: float
 
     def __str__(self) -> str:
-        interval = ""
+        return self.describe()
+
+    def describe(self, game: str | None = None) -> str:
+        """Describe the summary in words; the return comes first in games in which more than
+        success is rewarded."""
+        success = (f"success rate {100 * self.success_rate:.1f} % "
+                   f"(95 % interval {100 * self.success_interval[0]:.1f} to "
+                   f"{100 * self.success_interval[1]:.1f})")
+        mean = f"mean return {self.mean_return:.2f}"
         if self.return_interval:
-            interval = " ({:.2f} to {:.2f})".format(*self.return_interval)
-        return (f"success rate {100 * self.success_rate:.1f} % "
-                f"(95 % interval {100 * self.success_interval[0]:.1f} to "
-                f"{100 * self.success_interval[1]:.1f}), mean return {self.mean_return:.2f}"
-                f"{interval}, mean length {self.mean_length:.1f} steps over "
+            mean += " ({:.2f} to {:.2f})".format(*self.return_interval)
+        first, second = ((success, mean) if game is None or game in GOAL_GAMES
+                         else (mean, success))
+        return (f"{first}, {second}, mean length {self.mean_length:.1f} steps over "
                 f"{self.num_episodes} levels")
 
 

@@ -98,7 +98,8 @@ def from_hdf5(path: Path, folder: Path, overwrite: bool = False) -> Path:
                                    overwrite)
             for number, name in enumerate(with_progress(names, len(names), "episode")):
                 if not writer.has(number):
-                    writer.add(number, *_read_episode(file[name]))
+                    arrays, worlds = _read_episode(file[name])
+                    writer.add(number, arrays, world_copies=worlds)
             writer.finish()
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path} cannot be read as a recording in HDF5: {error}") from None
@@ -106,12 +107,12 @@ def from_hdf5(path: Path, folder: Path, overwrite: bool = False) -> Path:
     return folder
 
 
-def _read_episode(group: Any) -> tuple[EpisodeArrays, None, dict[str, bytes]]:
+def _read_episode(group: Any) -> tuple[EpisodeArrays, dict[str, bytes]]:
     steps = pd.DataFrame({column: group[column][:] for column in (*STEP_COLUMNS, *POSITION_COLUMNS)
                           if column in group})
     worlds = {name: group["worlds"][name][:].tobytes() for name in group.get("worlds", ())}
     return EpisodeArrays(group["frames"][:], group["hidden_states"][:], group["log_probs"][:],
-                         steps), None, worlds
+                         steps), worlds
 
 
 def _h5py() -> Any:

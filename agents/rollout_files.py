@@ -353,14 +353,15 @@ class RolloutWriter:
 
     def add(self, number: int, arrays: EpisodeArrays,
             video: Iterable[np.ndarray] | None = None,
-            worlds: Mapping[int, world_files.RenderedWorld] | Mapping[str, bytes] | None = None
-            ) -> None:
+            worlds: Mapping[int, world_files.RenderedWorld] | None = None,
+            world_copies: Mapping[str, bytes] | None = None) -> None:
         """Store a finished episode.
 
         Args:
             arrays: the episode; ``steps`` may lack the columns episode and global_step.
             video: frames (H, W, C) of ``sample_<number>.mp4``, or None for no video.
-            worlds: worlds by row, or their files by name.
+            worlds: worlds by row.
+            world_copies: contents of files of worlds by name, instead of ``worlds``.
 
         Raises:
             UserError: if the data folder was deleted.
@@ -378,6 +379,7 @@ class RolloutWriter:
                 np.save(temporary / f"{name}.npy", array, allow_pickle=False)
             if worlds:
                 world_files.write_worlds(temporary, worlds)
+            world_files.copy_worlds(temporary, world_copies or {})
         if self._is_whole:
             append_or_nothing(folder.index_file, self._place_finished())
 

@@ -81,20 +81,25 @@ def read_moving(folder: Path) -> pd.DataFrame:
     return read_table(folder / _MOVING, _MOVING_KINDS)
 
 
-def write_worlds(folder: Path, worlds: Mapping[int, RenderedWorld] | Mapping[str, bytes]) -> None:
-    """Write worlds, by row, and their moving objects to an episode's folder; or copies of their
-    files, by name."""
-    if any(isinstance(name, str) for name in worlds):
-        for name, content in worlds.items():
-            if not re.fullmatch(rf"world_\d{{5,9}}\.png|{re.escape(_MOVING)}", str(name)):
-                raise UserError(f"'{name}' is not a file of a world")
-            (folder / str(name)).write_bytes(content)
-        return
+def write_worlds(folder: Path, worlds: Mapping[int, RenderedWorld]) -> None:
+    """Write worlds, by row, and their moving objects to an episode's folder."""
     for row, world in worlds.items():
         Image.fromarray(world.image).save(_world_file(folder, row))
     pd.DataFrame([(row, *dataclasses.astuple(entity)) for row, world in worlds.items()
                   for entity in world.moving], columns=MOVING_COLUMNS).to_csv(
                       folder / _MOVING, index=False)
+
+
+def copy_worlds(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write copies of the files of worlds, by name, to an episode's folder.
+
+    Raises:
+        UserError: if a name is not that of a file of a world.
+    """
+    for name, content in files.items():
+        if not re.fullmatch(rf"world_\d{{5,9}}\.png|{re.escape(_MOVING)}", name):
+            raise UserError(f"'{name}' is not a file of a world")
+        (folder / name).write_bytes(content)
 
 
 def _world_file(folder: Path, row: int) -> Path:

@@ -151,7 +151,7 @@ def wrap(module: nn.Module, *, state_size: int = 0, channels_last: bool = False,
     module = copy.deepcopy(module).eval().float()
     for part in module.modules():
         if getattr(part, "inplace", False):
-            part.inplace = False  # it would overwrite the output of the layer before it
+            vars(part)["inplace"] = False  # it would overwrite the output of the layer before it
     body = (_WrappedMemory if state_size else _WrappedEmbedder)(module, channels_last, scale)
     body.read = _join
     inputs = _probe_inputs(module, state_size)
@@ -230,7 +230,12 @@ def _find_heads(body: _Body, inputs: tuple[Tensor, ...]
         lambda part, args, output, name=name: calls.append((name, part, args[0], output)))
         for name, part in body.module.named_modules() if isinstance(part, nn.Linear)]
     outputs: list[Tensor] = []
-    body.read = lambda logits, values: outputs.extend([logits, values]) or logits
+
+    def read(logits: Tensor, values: Tensor) -> Tensor:
+        outputs.extend([logits, values])
+        return logits
+
+    body.read = read
     expected = "logits (N, 15), values (N,) or (N, 1)" + (
         " and states (N, S)" if len(inputs) > 1 else "")
     try:
@@ -330,7 +335,7 @@ def _measured_layers(policy: Policy, heads: Sequence[nn.Module]) -> tuple[Layer,
             return
         outputs.append(output)
         shape = tuple(output.shape[1 if len(output) == 2 else 2:])
-        place = None, None
+        place: tuple[int, float] | tuple[None, None] = None, None
         if len(shape) == 3:
             if isinstance(module, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d):
                 kernel, step, padding = (

@@ -46,9 +46,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
+from common.game_constants import ACTION_DIRECTIONS
 from common.page_files import PageFolder, data_script, encoded, letters
 from common.progress import with_progress
+from envs.objects import action_labels
 
 FORMAT = 7  # version of the format; web/panel/lib/data.js expects this one
 NOT_RECORDED = 255  # code of an action that a published sample does not store
@@ -328,7 +329,9 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
         "sets": [dataclasses.asdict(of_set) for of_set in content.sets],
         "num_ics": content.num_ics, "not_recorded": NOT_RECORDED,
         "actions": [{"name": name, "direction": direction}
-                    for name, direction in zip(ACTION_LABELS, ACTION_DIRECTIONS, strict=True)],
+                    for name, direction in zip(
+                        action_labels(content.game.partition(" ")[0]), ACTION_DIRECTIONS,
+                        strict=True)],
         "saliency": [{**dataclasses.asdict(of_type), "samples": int(number)}
                      for of_type, number in zip(content.types, samples_with)],
         "maps": content.maps,

@@ -57,6 +57,7 @@ from attribution.trajectories import Trajectories
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
 from common.page_files import PageFolder, data_script, encoded, letters, packed
 from common.progress import with_progress
+from envs.objects import action_labels
 
 FORMAT = 5  # version that web/attribution/lib/data.js reads
 TILES = 16  # tiles along each side of a sheet
@@ -367,7 +368,9 @@ def _manifest(content: PageContent, summaries: list[dict]) -> dict:
         "levels": LEVELS,
         "strip": {"columns": STRIP_COLUMNS.stop - STRIP_COLUMNS.start, "steps": STRIP_STEPS},
         "actions": [{"name": name, "direction": direction}
-                    for name, direction in zip(ACTION_LABELS, ACTION_DIRECTIONS, strict=True)],
+                    for name, direction in zip(
+                        action_labels(content.game.partition(",")[0]), ACTION_DIRECTIONS,
+                        strict=True)],
         "outputs": [dataclasses.asdict(output) for output in content.outputs],
         "trajectories": np.diff(content.steps.bounds).tolist(),
         "layers": [{

@@ -22,6 +22,14 @@ SQUARES_IN_VIEW = {"maze": {"easy": 15, "hard": 25}}
 CAMERA_STANDS_STILL = frozenset({
     "bigfish", "bossfight", "chaser", "dodgeball", "heist", "leaper", "maze", "miner", "plunder",
     "starpilot"})
+# Squares per side of the view where the camera follows the player in both directions, by mode,
+# according to the states. In climber and fruitbot, it follows only upwards.
+_SQUARES_AROUND_PLAYER = {
+    "caveflyer": {"easy": 10, "hard": 16, "memory": 16}, "coinrun": {"easy": 13, "hard": 13},
+    "dodgeball": {"memory": 16}, "heist": {"memory": 8}, "jumper": {"easy": 12, "hard": 16,
+    "memory": 16}, "maze": {"memory": 8}, "miner": {"memory": 8}, "ninja": {"easy": 10, "hard": 16}}
+# Games whose only reward is that for solving a level, so that success says it all.
+GOAL_GAMES = frozenset({"coinrun", "heist", "jumper", "leaper", "maze", "ninja"})
 
 
 def pixels_per_square(game: str, mode: str) -> float | None:
@@ -32,11 +40,12 @@ def pixels_per_square(game: str, mode: str) -> float | None:
         mode: the game's distribution mode.
 
     Returns:
-        0 if the camera is static, None if its movement is unknown.
+        0 if the camera is static, None if it follows the player in one direction only.
     """
     if game in CAMERA_STANDS_STILL and mode != "memory":
         return 0.0
-    return CAMERA_FOLLOWS.get(game)
+    squares = _SQUARES_AROUND_PLAYER.get(game, {}).get("hard" if mode == "exploration" else mode)
+    return FRAME_SIZE / squares if squares else None
 
 
 def square_size(game: str, mode: str) -> float | None:

@@ -27,8 +27,8 @@ from common.schemas import Entry, File
 
 BUILT = Path(__file__).parents[1] / "web" / "built"
 BITS, FIRST_LETTER = 15, 0x4000  # per character; all code points up to 0xBFFF are valid
-_TYPES = {"float32": "<f4", "int8": "i1", "int16": "<i2", "int32": "<i4", "uint8": "u1",
-          "uint32": "<u4"}
+_TYPES = {"float16": "<f2", "float32": "<f4", "int8": "i1", "int16": "<i2", "int32": "<i4",
+          "uint8": "u1", "uint32": "<u4"}
 
 
 class PageFolder:
@@ -99,7 +99,8 @@ def data_script(path: Path, content: dict) -> bytes:
 def encoded(**arrays: np.ndarray) -> dict[str, list[str]]:
     """Encode arrays by name as [type, text].
 
-    The types are float32, int8, int16, int32, uint8 and uint32; others raise a ``KeyError``.
+    The types are float16, float32, int8, int16, int32, uint8 and uint32; others raise a
+    ``KeyError``.
     """
     return {name: [array.dtype.name, letters(_little_endian(array))]
             for name, array in arrays.items()}

@@ -38,7 +38,8 @@ def enlarge(frame: np.ndarray, factor: int) -> np.ndarray:
 def mark_action(frame: np.ndarray, action: int) -> np.ndarray:
     """Return a copy of a uint8 frame (H, W, C) with a mark of the action in the lower left corner.
 
-    The mark is an arrow, or a ring for actions without direction.
+    The mark is an arrow for a move, a ring for no move, and a star for one of the keys that fire or
+    throw in some games (actions 9 to 14).
     """
     size = frame.shape[0] // 5
     stamp = _stamp(int(action), size)  # (size, size, 4)
@@ -58,7 +59,12 @@ def _stamp(action: int, size: int) -> np.ndarray:
     draw.ellipse((0.04 * big, 0.04 * big, 0.96 * big, 0.96 * big), fill=(255, 255, 255, 215),
                  outline=(0, 0, 0, 255), width=big // 30)
     right, up = ACTION_DIRECTIONS[action]
-    if right == up == 0:
+    if action >= len(ACTION_NAMES):
+        tips = [(0.5 * big + (0.36 if k % 2 == 0 else 0.13) * big * math.sin(math.pi * k / 8),
+                 0.5 * big - (0.36 if k % 2 == 0 else 0.13) * big * math.cos(math.pi * k / 8))
+                for k in range(16)]
+        draw.polygon(tips, fill=(200, 30, 30, 255))
+    elif right == up == 0:
         draw.ellipse((0.38 * big, 0.38 * big, 0.62 * big, 0.62 * big), outline=(200, 30, 30, 255),
                      width=big // 20)
     else:

@@ -16,10 +16,12 @@ from scipy import ndimage
 
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
+from common.game_constants import ACTION_LABELS, ACTION_NAMES, NUM_ACTIONS
 from envs.level_state import LevelState, MovingObject
 
 GAME_OBJECTS_FILE = Path(__file__).parent.parent / "hyperparams" / "game_objects.yml"
 LEFT, RIGHT = "left", "right"
+_KEYS = "keys"  # entry of a game that names actions, not a kind of object
 _EMPTY = 100  # value of an empty cell in every game
 _PLAYER = 0  # entity type of the player
 _FAR_AWAY = -1000.0  # coordinate in cells, outside all levels
@@ -87,7 +89,25 @@ def objects_of(game: str) -> tuple[GameObject, ...]:
     kinds = read_yaml(GAME_OBJECTS_FILE).get(game, {})
     return tuple(typed(GameObject, {**kind, "name": name},
                        f"{GAME_OBJECTS_FILE.name}: {game}: {name}")
-                 for name, kind in kinds.items())
+                 for name, kind in kinds.items() if name != _KEYS)
+
+
+@functools.cache
+def action_labels(game: str) -> tuple[str, ...]:
+    """Return the names of Procgen's actions in a game.
+
+    Raises:
+        UserError: if ``game_objects.yml`` names another action than 9 to 14.
+
+    Example::
+
+        >>> action_labels("starpilot")[9:11]
+        ('fire', 'fire backwards')
+    """
+    keys = read_yaml(GAME_OBJECTS_FILE).get(game, {}).get(_KEYS, {})
+    if not set(keys) <= set(range(len(ACTION_NAMES), NUM_ACTIONS)):
+        raise UserError(f"{GAME_OBJECTS_FILE.name}: {game}: the keys are the actions 9 to 14")
+    return tuple(str(keys.get(number, label)) for number, label in enumerate(ACTION_LABELS))
 
 
 def kind_label(name: str) -> str:

@@ -44,11 +44,11 @@ from generative.sprites import AFTER_TURN, CLOCK_PERIOD
 from generative.squares import World
 
 _BLOCK = 13  # squares per side of the blocks in which noise is drawn
-_MARGIN = 8.0  # pixels between view and edge at which a world moves on
+BORDER_MARGIN = 8.0  # pixels between view and edge at which a world moves on
 _WORLD_STEPS, _VIEW_WORLD_STEPS = 8, 32
 _START_STEPS = 4
-_MANY_LOOKS = 2520  # divisible by the number of looks of any object, up to 10
-_TURNS = (0.47, 0.78, 0.94)  # shares of recorded enemies with at most 0, 1 and 2 turns
+MANY_LOOKS = 2520  # divisible by the number of looks of any object, up to 10
+TURNS = (0.47, 0.78, 0.94)  # shares of recorded enemies with at most 0, 1 and 2 turns
 
 
 class Prior(nn.Module):
@@ -152,7 +152,8 @@ class Prior(nn.Module):
         """
         num = world.squares.shape[1]
         view = camera.displacement.detach() - world.corner.detach()  # its corner in the world
-        near = (view < _MARGIN) | (view > num * pixels_per_square - FRAME_SIZE - _MARGIN)
+        last = num * pixels_per_square - FRAME_SIZE
+        near = (view < BORDER_MARGIN) | (view > last - BORDER_MARGIN)
         rows = near.any(dim=-1).nonzero()[:, 0]
         if not len(rows):
             return world
@@ -209,7 +210,7 @@ class Prior(nn.Module):
 def _parts(noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the parts of ``Prior.place_noise``: noise of the classes (B, E, n, n), noise of the
     places of objects (B, n, n), and numbers of their looks, int64 (B, n, n)."""
-    looks = (_uniform(noise[:, -1]).abs() * _MANY_LOOKS).long()
+    looks = (_uniform(noise[:, -1]).abs() * MANY_LOOKS).long()
     return noise[:, :EMBEDDING], noise[:, EMBEDDING], looks
 
 
@@ -228,7 +229,7 @@ def _motion(noise: Tensor, looks: Tensor) -> dict[str, Tensor]:
         noise: standard normal noise (B, n, n).
     """
     uniform = _uniform(noise)
-    turns = torch.bucketize(looks / _MANY_LOOKS, torch.tensor(_TURNS, device=looks.device))
+    turns = torch.bucketize(looks / MANY_LOOKS, torch.tensor(TURNS, device=looks.device))
     return {"places": uniform.abs(), "velocities": uniform.sign() * AFTER_TURN ** turns}
 
 

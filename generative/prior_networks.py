@@ -21,7 +21,7 @@ _TIME_FEATURES = 64
 _HEADS = 4
 _GUIDE_WIDTH = 160
 _STRONGEST = 30.0  # largest weight of the evidence, at which squares are nearly certain
-_SHARPNESS = 8.0  # factor of the logits in the last step, so that squares are nearly certain
+LAST_SHARPNESS = 8.0  # factor of the logits in the last step, so that squares are nearly certain
 _VIEW_BLOCKS = 6
 _RIVALS = 10.0  # factor of their weight, which is learned faster than others
 _PLAYER_WIDTH = 32
@@ -221,6 +221,23 @@ class WorldPrior(nn.Module):
             return self.embedding[squares].permute(0, 3, 1, 2)
         return (squares @ self.embedding).permute(0, 3, 1, 2)
 
+    def euler_step(self, x: Tensor, known: Tensor, camera: Tensor, camera_known: Tensor,
+                   time: Tensor, share: Tensor | float, sharpness: Tensor | float
+                   ) -> tuple[Tensor, Tensor, Tensor]:
+        """Move part of the way from noise to data; see ``forward`` for the other arguments.
+
+        Args:
+            share: share of the way that is left to go, in (0, 1].
+            sharpness: factor of the logits.
+
+        Returns:
+            Embeddings and camera after the step, and class probabilities (B, n, n, K).
+        """
+        logits, predicted = self(x, known, camera, camera_known, time, self.strongest_in_samples)
+        probabilities = (logits * sharpness).softmax(dim=-1)
+        x = x + share * (self.embed(probabilities) - x)
+        return x, camera + share * (predicted - camera), probabilities
+
     def sample(self, noise: PriorNoise, times: Tensor, squares: Tensor | None = None,
                known: Tensor | None = None, camera: Tensor | None = None
                ) -> tuple[Tensor, Tensor]:
@@ -245,12 +262,9 @@ class WorldPrior(nn.Module):
             x = torch.where(given > 0, clean, x)
             state = state if camera is None else camera
             after = float(times[step + 1]) if step + 1 < len(times) else 1.0
-            logits, predicted = self(x, given, state, camera_known, x.new_full((len(x),), time),
-                                     self.strongest_in_samples)
-            probabilities = (logits * (1.0 if after < 1 else _SHARPNESS)).softmax(dim=-1)
-            share = (after - time) / (1 - time)
-            x = x + share * (self.embed(probabilities) - x)
-            state = state + share * (predicted - state)
+            x, state, probabilities = self.euler_step(
+                x, given, state, camera_known, x.new_full((len(x),), time),
+                (after - time) / (1 - time), 1.0 if after < 1 else LAST_SHARPNESS)
         state = state if camera is None else camera
         phase = functional.normalize(state[:, :4].unflatten(-1, (2, 2)), dim=-1).flatten(1)
         state = torch.cat([phase, state[:, 4:]], dim=-1)

@@ -22,7 +22,7 @@ from agents.frames import to_frames
 from agents.patch import NO_LEVEL, BatchInfo
 from common.devices import Compute
 from common.errors import UserError
-from common.game_constants import ACTION_NAMES
+from common.game_constants import ACTION_LABELS, ACTION_NAMES, NUM_ACTIONS
 from common.parameters import one_of
 from common.progress import Progress
 from common.signals import deferred_signals
@@ -132,15 +132,16 @@ class SamplingPlan:
 
 
 def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
-    """Parse action names, or synonyms in ``OTHER_NAMES``, from the command line.
+    """Parse names or numbers of actions, or synonyms in ``OTHER_NAMES``, from the command line.
 
     Raises:
         UserError: if an action is unknown (the message suggests the nearest name) or given twice,
             or ``pattern``, which stands for all nine actions, is combined with other actions.
     """
-    names = [OTHER_NAMES.get(name, name) for name in names]
+    names = [ACTION_LABELS[int(name)] if name in map(str, range(NUM_ACTIONS))
+             else OTHER_NAMES.get(name, name) for name in names]
     for name in names:
-        one_of("--manual_action", name, (*ACTION_NAMES, ALL_ACTIONS))
+        one_of("--manual_action", name, (*ACTION_LABELS, ALL_ACTIONS))
         if names.count(name) > 1 or (name == ALL_ACTIONS and len(names) > 1):
             raise UserError(f"--manual_action: give '{name}' only once, and '{ALL_ACTIONS}' "
                             "without other actions")
@@ -311,7 +312,7 @@ class Sampler:
             return batch.actions.repeat_interleave(self.plan.num_worlds, dim=1)
         if not self.plan.manual_actions:
             return None
-        actions = torch.tensor([ACTION_NAMES.index(name) for name in self.plan.manual_actions],
+        actions = torch.tensor([ACTION_LABELS.index(name) for name in self.plan.manual_actions],
                                device=self._compute.device)
         return actions.repeat(self.plan.num_steps, num_starts * self.plan.num_worlds)
 

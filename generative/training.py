@@ -190,10 +190,11 @@ class SimulatorTraining:
         scale = config.pixels_per_square
         if scale is None:
             game = recorded_game(self.dataset.folder)
-            scale = pixels_per_square(game.env_name, game.distribution_mode)
+            if game.center_agent:
+                scale = pixels_per_square(game.env_name, game.distribution_mode)
             if scale is None:
-                logger.warning("the camera's motion in %s is not known, so the camera is assumed "
-                               "to stand still; set pixels_per_square if it moves", game.env_name)
+                logger.warning("the camera in %s is assumed to stand still, because it does not "
+                               "follow the player in both directions", game.env_name)
                 scale = 0.0
         if scale and not self.dataset.has_positions:
             raise UserError(f"{self.dataset.folder.path} has no positions of the player, from "

@@ -2,8 +2,8 @@
 
 Flags and file names can contain placeholders. ``{output}`` is the output folder. ``{agent}`` and
 ``{simulator}`` are the analysed agent and the simulator, which an earlier stage may train.
-``{page}``, ``{maze page}`` and ``{attribution page}`` are the built web pages. All other
-placeholders stand for files given by a preset.
+``{page}``, ``{maze page}``, ``{attribution page}`` and ``{dream page}`` are the built web pages.
+All other placeholders stand for files given by a preset.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from common.config import SETTINGS_NAME
 from common.errors import UserError
 from common.parameters import AnalysisFolders, ParameterSet, flattened
 from envs.objects import objects_of
+from generative.dream_page_files import DreamPageFolder
 from generative.runs import EPISODES_NAME, checkpoints, newest_simulator_run
 from interventions.config import SwapConfig
 from maze.field.page_export import MazePageFolder
@@ -35,7 +36,7 @@ FOLDERS = AnalysisFolders(Path("analysis"))  # relative to the output folder
 AGENT, SIMULATOR = "{agent}", "{simulator}"
 # Folders of the built pages by placeholder.
 PAGES = {"{page}": PanelFolder, "{maze page}": MazePageFolder,
-         "{attribution page}": AttributionPageFolder}
+         "{attribution page}": AttributionPageFolder, "{dream page}": DreamPageFolder}
 TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
 MADE_BY = {AGENT: TRAIN_AGENT, SIMULATOR: TRAIN_SIMULATOR}
 

@@ -1,10 +1,12 @@
 """The attribution page in a real browser: its images and numbers match the files."""
 
+import dataclasses
 import itertools
 import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import parse_qs
 
 import attribution_view as view
@@ -33,6 +35,7 @@ from PIL import Image
 
 from agents.failures import recorded_causes
 from attribution.checking.object_scores import OBJECT_FILES
+from attribution.page_bookmarks import find_opening
 from attribution.page_contents import MIN_STABILITY
 from attribution.page_files import FORMAT, AttributionPageFolder
 from attribution.results import INPUT, read_features
@@ -86,6 +89,11 @@ def pressed(page):
     return page.locator(".legend [aria-pressed=true] .number").all_inner_texts()
 
 
+def sign_of(action):
+    """Return the text in the sign of an action, which is an arrow if it has a direction."""
+    return f"{action} " if action >= 9 else ""
+
+
 def section(page, name):
     return page.locator(f"section[aria-labelledby={name}-title]")
 
@@ -112,7 +120,7 @@ def test_a_frame_shows_its_numbers(page, run, reference, advantages):
         action, share = steps.action[at], np.exp(steps.log_probs[at, steps.action[at]])
         assert [found[name] for name in ("Episode", "Level", "Action")] == [
             str(steps.episode[at]), str(steps.level[at]),
-            f"{ACTION_LABELS[action]} {100 * share:.0f} %"]
+            f"{sign_of(action)}{ACTION_LABELS[action]} {100 * share:.0f} %"]
         assert ("new episode" in found["Frame"]) == (at in (0, first_end + 1))
         match = re.search(r"reward (\S+)", found["Frame"])
         assert (parse_number(match[1]) if match else 0) == pytest.approx(
@@ -134,8 +142,9 @@ def test_the_pad_has_the_policy_by_direction(page, run):
     keys = np.arange(9, 15)
     named = (shares[keys] >= 0.05) | (keys == steps.action[at])
     assert page.locator(".other").inner_text() == f"other {100 * shares[keys[~named]].sum():.0f} %"
-    assert page.locator(".others li").all_inner_texts()[:-1] == [
-        f"{key}{ACTION_LABELS[key]} {100 * shares[key]:.0f} %"
+    texts = page.locator(".others li").all_inner_texts()[:-1]
+    assert [" ".join(text.split()) for text in texts] == [
+        f"{sign_of(key)}{ACTION_LABELS[key]} {100 * shares[key]:.0f} %"
         for key in sorted(keys[named], key=lambda key: -shares[key])]
     taken = page.locator(".policy .taken")
     assert taken.count() == 1
@@ -312,6 +321,16 @@ def test_failures_are_marked_by_what_ended_them(run, browser, tmp_path):
         np.testing.assert_allclose(mark, [[0xe0, 0x20, 0x0a]], atol=2)
 
 
+def test_without_failures_it_opens_at_the_largest_attribution_to_a_feature(run):
+    agent = SimpleNamespace(
+        steps=dataclasses.replace(run.steps, ended=np.zeros_like(run.steps.ended)),
+        opening_layer=lambda: MAP, outputs_at=lambda layer: ["value"],
+        attribution=lambda *names: vars(run.read("attributions", *names)))
+    sizes = np.stack([np.abs(run.read("attributions", MAP, "value", number).totals[:, :-1])
+                      for number in (0, 1)])
+    assert find_opening(agent, []) == np.unravel_index(sizes.argmax(), sizes.shape)
+
+
 def test_an_edited_agent_is_shown_beside_the_original_at_the_same_level(run, browser, tmp_path,
                                                                         capsys):
     edited = write_edited(run, tmp_path)
@@ -409,7 +428,7 @@ def test_bars_have_the_height_and_colour_of_their_numbers(page, run):
     highest, lowest = totals.max(axis=1), totals.min(axis=1)
     top = max(0, np.quantile(highest, 0.9), highest.max() / 5)
     bottom = -max(0, np.quantile(-lowest, 0.9), -lowest.min() / 5)
-    image = image_of(row(page).locator(".chart canvas"))
+    image = image_of(row(page).locator(".below canvas").first)
     pad = (top - bottom) * 0.03
     low, high = len(image) - 18, 8
 
@@ -430,7 +449,7 @@ def test_bars_have_the_height_and_colour_of_their_numbers(page, run):
     outside = np.argwhere((totals[:, :-1] > top) | (totals[:, :-1] < bottom))
     step, f = outside[0]
     show(page, f"trajectory=1&frame={step + 1}&chart=bars")
-    image = image_of(row(page).locator(".chart canvas"))
+    image = image_of(row(page).locator(".below canvas").first)
     column = image[:, int(42 + (f + 0.5) * width)]
     end = place(np.clip(totals[step, f], bottom, top))
     inward = 1 if totals[step, f] > 0 else -1
@@ -496,6 +515,7 @@ def test_playing_goes_both_ways_and_stops_at_the_ends(page):
 
 def test_the_timeline_is_clicked_dragged_and_zoomed(page):
     show(page, f"trajectory=1&frame=50&window={NUM_STEPS * 2}")
+    page.locator(".strip").evaluate("each => each.scrollIntoView({ block: 'center' })")
     box = page.locator(".strip").bounding_box()
     middle = box["y"] + 20
 

@@ -75,6 +75,28 @@ def test_opens_from_disk_and_from_a_server_and_requests_nothing_else(browser, si
     assert texts[0] == texts[1] == texts[2]
 
 
+def test_a_page_saved_as_one_file_shows_the_same(browser, page, site, tmp_path):
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as one HTML file").click()
+    assert download.value.suggested_filename.endswith(".html")
+    file = tmp_path / "alone" / "page.html"
+    download.value.save_as(file)
+    with opened_page(browser, file.as_uri(), viewport={"width": 1400, "height": 1000}) as alone:
+        requested = []
+        alone.on("request", lambda request: requested.append(request.url))
+        alone.reload()
+        alone.wait_for_selector(SHOWN)
+        assert all(url.startswith((file.as_uri(), "data:", "blob:")) for url in requested)
+        assert alone.title() == page.title()
+        texts = [re.sub(r"[\d.]+ (ms|s)\b", "", each.locator("main").inner_text())
+                 for each in (page, alone)]
+        assert texts[0] == texts[1]
+        canvases = [each.locator("main canvas").evaluate_all(
+            "all => all.map((each) => each.toDataURL())") for each in (page, alone)]
+        assert canvases[0] == canvases[1]
+        assert alone.evaluate("window.owned") is None
+
+
 def test_every_control_is_reached_and_seen_with_the_tab_key(page, site):
     extend(page, site)
     count = page.evaluate(f"document.querySelectorAll('{CONTROLS}').length")

@@ -1,5 +1,6 @@
 """The interpretability panel in a real browser, over a real export of a small run."""
 
+import dataclasses
 import itertools
 import re
 import shutil
@@ -9,7 +10,7 @@ import av
 import numpy as np
 import pytest
 from page_exports import needs_browser
-from page_view import colours, facts, fragment_of, go, image_of
+from page_view import colours, facts, fragment_of, go, image_of, read_script
 from panel_run import (
     BEHAVIOURS,
     DREAMS,
@@ -26,6 +27,7 @@ from panel_run import (
     TYPES,
     UNALTERED,
     coordinate_gradients,
+    sample_folder,
     write_decisions,
     write_features,
     write_run,
@@ -33,7 +35,9 @@ from panel_run import (
 
 import export_panel
 from analysis.panel_files import PanelFolder
+from common.files import save_json
 from common.game_constants import ACTION_LABELS, ACTION_NAMES
+from generative.sample_files import SampleOrigin
 from tools.browser import SHOWN, opened_page
 
 pytestmark = needs_browser
@@ -155,7 +159,9 @@ def test_steps_show_their_numbers_and_images(page, run):
         answer, share = samples.log_probs[3, step].argmax(), samples.log_probs[3, step].max()
         assert [found[name] for name in ("Terminal", "Action", "Previous action", "Behaviour")] == [
             f"{100 * samples.terminals[3, step]:.0f} %",
-            f"{ACTION_LABELS[answer]} {100 * np.exp(share):.0f} %",
+            # The sign of an action without a direction is its number.
+            (f"{answer} " if answer >= 9 else "")
+            + f"{ACTION_LABELS[answer]} {100 * np.exp(share):.0f} %",
             ACTION_LABELS[samples.actions[3, step]], str(BEHAVIOURS[3])]
         assert colour(page, "imagined")[:2] == pytest.approx([45, 50 * step], abs=8)
         assert colour(page, "saliency") == pytest.approx([45, 50 * step, 80], abs=8)
@@ -265,6 +271,24 @@ def test_bars_have_the_colour_and_length_of_their_numbers(page, run, step=1):
         assert (coloured.mean() < len(column) / 2) == (run.coordinates[2, step, ic] > 0)
 
 
+def test_the_axis_of_the_bars_stays_while_stepping(page, run):
+    chart = canvas_of(page, "components")
+    full = 1.12 * np.abs(run.coordinates[0]).max()
+    for step in range(NUM_STEPS):
+        pick(page, 0, step)
+        ic = int(np.abs(run.coordinates[0, step]).argmax())
+        value = run.coordinates[0, step, ic]
+        image = image_of(chart)
+        across = int(40 + (ic + 0.5) / 3 * (image.shape[1] - 48)) + 12
+        bottom = len(image) - 30 - 34
+        end = bottom - (value + full) / (2 * full) * (bottom - 8)
+        inward = 4 if value > 0 else -4
+        empty = [[0, 0, 0], [226, 229, 233]]  # nothing, or a line of the grid
+        outside, inside = (np.abs(image[int(at), across] - empty).max(axis=1).min()
+                           for at in (end - inward, end + inward))
+        assert outside < 3 and inside > 8, step
+
+
 def test_axes_and_the_current_point(page, run):
     chooser(page, "Horizontal axis").select_option("2")
     chooser(page, "Vertical axis").select_option("0")
@@ -304,12 +328,20 @@ def test_a_recording_gives_frames_and_positions(browser, page, tmp_path, capsys)
     assert export_panel.main(run.arguments("--output_dir", str(tmp_path / "panel"))) == 0
     with opened_page(browser, PanelFolder(tmp_path / "panel").page_file.as_uri(), **WIDE) as page:
         assert page.title().startswith("a · coinrun hard · ")
-        for sample, step in ((0, 0), (2, 3), (8, 0)):
+        for sample, step in ((0, 0), (2, 3), (7, 0)):
             go(page, f"sample={UNALTERED}/{sample}&step={step}")
             expected = [0, 5 * (START + sample + step), 200]
             assert colour(page, "recorded") == pytest.approx(expected, abs=8)
-        page.get_by_role("button", name="last step").click()
+        # The last of 43 rows of the episode, its terminal row, is not shown.
+        go(page, f"sample={UNALTERED}/7&step=1")
         assert page.get_by_role("img", name="The recorded episode has ended.").count() == 1
+        strip = page.locator(".images canvas").last
+        width = strip.bounding_box()["width"]
+        across = (60 + (width - 60) * (np.array([0, 1, 4]) + 0.5) / NUM_STEPS) / width
+        down = np.full(3, 90 / strip.bounding_box()["height"])
+        drawn = colours(strip, np.stack([across, down], axis=1))
+        assert (drawn[:, 2] > 150).tolist()[0] and drawn[0, 0] < 60  # recorded frames are blue
+        assert np.abs(drawn[1:] - drawn[0]).max(axis=1).min() > 60  # hatched from step 1 on
         go(page, urlencode({"sample": f"{SWAPPED}/0", "step": 0}))
         assert canvas_of(page, "recorded").count() == 0  # its set has no recording
         go(page, f"sample={UNALTERED}/0&step=0&cloud=recorded")
@@ -408,10 +440,13 @@ def test_extremes_are_those_of_numpy(page, run, ic, step):
     values = run.coordinates[:, :, ic] if step == "any" else run.coordinates[:, [step], ic]
     highest, lowest = values.max(axis=1), values.min(axis=1)
     middles = np.sort(values, axis=1)[:, (values.shape[1] - 1) // 2]
-    for title, distance in (("Highest", -highest), ("Median", np.abs(middles - np.median(middles))),
-                            ("Lowest", lowest)):
+    orders = {"Highest": np.argsort(-highest, kind="stable")[:-(-TOTAL // 3)],
+              "Lowest": np.argsort(lowest, kind="stable")[:-(-TOTAL // 3)]}
+    near = np.argsort(np.abs(middles - np.median(middles)), kind="stable")
+    orders["Median"] = near[~np.isin(near, np.concatenate([*orders.values()]))][:-(-TOTAL // 3)]
+    for title in ("Highest", "Median", "Lowest"):
+        order = orders[title]
         items = section.get_by_role("list", name=f"{title} in IC {ic}").get_by_role("button").all()
-        order = np.argsort(distance, kind="stable")[:-(-TOTAL // 3)]
         assert [each.locator("span").first.inner_text() for each in items] == [
             "{}/{}".format(*NAMES[sample]) for sample in order]
         thumbnail = colours(items[0].locator("canvas"), [(0.5, 0.5)])[0]
@@ -458,6 +493,35 @@ def test_two_side_by_side_are_altered_and_unaltered_and_in_step(page, run):
     assert page.get_by_role("alert").inner_text() == "There is no sample 77 here."
     press(page, "Compare two samples")
     assert page.locator(".picker").count() == 1
+
+
+def test_samples_of_a_start_are_side_by_side(browser, page, tmp_path):
+    assert page.get_by_role("heading", name="Samples of this start").count() == 0
+    run = write_run(tmp_path / "run")
+    folder = sample_folder(run).sample_folder
+    for number, world in ((1, 0), (4, 1)):
+        save_json(folder(number) / "origin.json", dataclasses.asdict(
+            SampleOrigin(1, world=world, world_seed=7)))
+    assert export_panel.main(run.arguments("--output_dir", str(tmp_path / "panel"))) == 0
+    address = PanelFolder(tmp_path / "panel").page_file.as_uri()
+    with opened_page(browser, f"{address}#sample={UNALTERED}/1&step=3", **WIDE) as page:
+        section = page.locator("section[aria-labelledby=worlds-title]")
+        items = section.get_by_role("button")
+        assert [each.splitlines()[0].split("/")[1] for each in items.all_inner_texts()] == [
+            "1, world 1", "4, world 2"]
+        place = colours(items.last.locator("canvas"), [(0.5, 0.5)])[0]
+        assert place == pytest.approx([15 * 4, 50 * 3, 0], abs=10)
+        items.last.click()
+        assert shown_sample(page) == (UNALTERED, 4) and shown_step(page) == 3
+
+
+def test_the_panel_opens_on_a_sample_that_survives(run, panel_export):
+    start = read_script(panel_export.page_file.parent / "data" / "manifest.js")["start"]
+    survives = (1 - run.samples.terminals).prod(axis=1) > 0.5
+    complete = np.array([place < NUM_SAMPLES and place != LACKING[0] for place in range(TOTAL)])
+    chosen = complete & survives if (complete & survives).any() else complete
+    ranges = np.where(chosen, np.ptp(run.samples.values, axis=1), -1)
+    assert start == ranges.argmax()
 
 
 def test_features_have_a_page_each(browser, page, tmp_path):

@@ -159,7 +159,7 @@ function axis(ctx, { x, y, w, h }, [low, high], colours) {
     ctx.strokeStyle = value === 0 ? colours.muted : colours.line
     line(ctx, x + LEFT, at, x + w, at)
     ctx.fillStyle = colours.muted
-    ctx.fillText(shown(value), x + LEFT - 5, at)
+    ctx.fillText(String(value).replace('-', '−'), x + LEFT - 5, at)
   }
   return sy
 }

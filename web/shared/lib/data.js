@@ -3,6 +3,21 @@
 const TYPES = { float32: Float32Array, int8: Int8Array, int16: Int16Array, int32: Int32Array,
   uint8: Uint8Array, uint32: Uint32Array }
 
+/** Convert numbers in half precision, as Uint16, to a Float32Array. */
+function halves(codes) {
+  const found = new Float32Array(codes.length)
+  for (let i = 0; i < codes.length; i++) {
+    const exponent = (codes[i] >> 10) & 31
+    const fraction = codes[i] & 1023
+    const size = exponent === 0 ? fraction * 2 ** -24 : exponent === 31 ? (fraction ? NaN : Infinity)
+      : (1024 + fraction) * 2 ** (exponent - 25)
+    found[i] = codes[i] >> 15 ? -size : size
+  }
+  return found
+}
+
+const array = (type, buffer) => (type === 'float16' ? halves(new Uint16Array(buffer)) : new TYPES[type](buffer))
+
 const arrived = new Map()
 globalThis.panelData = (name, content) => arrived.set(name, content)
 const read = new Set()
@@ -69,10 +84,10 @@ export function bytes(letters) {
   return found
 }
 
-/** Decode arrays by name from [type, letters]. */
+/** Decode arrays by name from [type, letters]; float16 becomes a Float32Array. */
 export function arrays(content) {
   return Object.fromEntries(Object.entries(content).map(
-    ([name, [type, letters]]) => [name, new TYPES[type](bytes(letters).buffer)]))
+    ([name, [type, letters]]) => [name, array(type, bytes(letters).buffer)]))
 }
 
 async function inflated(letters) {
@@ -83,5 +98,5 @@ async function inflated(letters) {
 /** Decode and decompress arrays by name from [type, letters, 'gzip']. */
 export async function unpacked(content) {
   return Object.fromEntries(await Promise.all(Object.entries(content).map(
-    async ([name, [type, letters]]) => [name, new TYPES[type](await inflated(letters))])))
+    async ([name, [type, letters]]) => [name, array(type, await inflated(letters))])))
 }

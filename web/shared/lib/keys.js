@@ -3,7 +3,7 @@
 // Controls that are operated with a pointer keep the focus, but the keys after a click are meant
 // for the page. Controls reached with the Tab key keep their keys.
 
-const CONTROLS = 'input, select, textarea, button, summary, a, video, dialog'
+const CONTROLS = 'input, select, textarea, button, summary, a, video'
 const PLAIN = 'button, summary, a' // controls that are operated with Space and Enter alone
 const MOVED = 'input[type=radio], input[type=range]' // and with arrows, Home and End
 let pointed = null // control that was used last, if it was used with a pointer
@@ -18,6 +18,7 @@ addEventListener('change', ({ target }) => { // otherwise, arrows would change a
 
 /** Return whether the focused control needs the key of a keydown event. */
 export function needsKey({ target, key }) {
+  if (target.closest?.('dialog')) return true
   const control = target.closest?.(CONTROLS)
   if (!control) return false
   const isMoved = control.matches(MOVED)

@@ -1,0 +1,163 @@
+"""Starts of the dream page: recorded frames, and starts that the prior samples.
+
+Letters in shape comments: B starts, I initial frames, T recorded steps, n squares per side of a
+world, D hidden state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from common.errors import UserError
+from common.game_constants import FRAME_SIZE
+from generative.dataset import RolloutDataset
+from generative.dream_life import TIME_LIMIT
+from generative.imagining import random_starts
+from generative.networks import LatentSampler
+from generative.recorded_views import NEAR_END, RecordedView, choose_views
+from generative.simulator import Simulator, Start
+from generative.squares import World
+from generative.start_worlds import rounded, world_seeds
+
+DEATH, COIN, TIME = "death", "reward", "time limit"  # ends of episodes
+_MODE = LatentSampler("mode")
+_BATCH = 16  # starts whose worlds are sampled at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """How the game went on from a recorded start.
+
+    Attributes:
+        episode, frame, level: number of the episode, frame of the start, and seed of the level.
+        frames: frames from the start on, uint8 (T, 64, 64, 3).
+        actions: the agent's actions in these frames, with action noise if it was recorded with it,
+            int64 (T,).
+        values: the agent's values of these frames, float (T,).
+        end: how the episode ends after the last frame; None if it goes on.
+    """
+
+    episode: int
+    frame: int
+    level: int
+    frames: np.ndarray
+    actions: np.ndarray
+    values: np.ndarray
+    end: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PageStart:
+    """A start of dreams.
+
+    Attributes:
+        start: start (1 row).
+        seed: seed of its world.
+        known: squares that other worlds of this start keep, bool (n, n); None without a world.
+        truth: None for a sampled start.
+    """
+
+    start: Start
+    seed: int
+    known: np.ndarray | None
+    truth: Truth | None = None
+
+
+def sampled_page_starts(simulator: Simulator, number: int, seed: int) -> list[PageStart]:
+    """Sample starts, see ``generative.random_starts``; none if the prior is not trained."""
+    if number == 0 or (simulator.squares is not None and not simulator.prior.is_trained):
+        return []
+    starts = random_starts(simulator, number, seed=seed)
+    seeds = world_seeds([(seed, i) for i in range(number)]).tolist()
+    return [PageStart(row, seeds[i], _kept(simulator, row.world, None))
+            for i, row in enumerate(_rows(starts))]
+
+
+def recorded_page_starts(simulator: Simulator, dataset: RolloutDataset, number: int,
+                         num_steps: int, seed: int) -> list[PageStart]:
+    """Choose recorded frames, of different episodes, see ``recorded_views.choose_views``.
+
+    Args:
+        number: largest number of starts.
+        num_steps: largest number T of recorded steps that are kept.
+    """
+    if simulator.squares is not None and not simulator.prior.is_trained:
+        raise UserError("the prior of this simulator has not been trained, so it cannot continue "
+                        "recorded frames; train it with python -m generative.train_prior")
+    first = dataset.num_init_steps - 1
+    lengths = [dataset.folder.array_files(episode).frames.shape[0]
+               for episode in np.unique(dataset.episodes)]
+    enough = sum(length - 1 - NEAR_END[0] >= first for length in lengths)
+    places = choose_views(dataset, min(number, enough), seed)
+    found = []
+    for begin in range(0, len(places), _BATCH):
+        found += _recorded(simulator, dataset, places[begin:begin + _BATCH], begin, num_steps, seed)
+    return found
+
+
+@torch.no_grad()
+def _recorded(simulator: Simulator, dataset: RolloutDataset, places: Sequence[RecordedView],
+              first: int, num_steps: int, seed: int) -> list[PageStart]:
+    """Open a batch of recorded starts; ``first`` is the number of the first one."""
+    num, frames, hidden, actions = dataset.num_init_steps, [], [], []
+    for place in places:
+        files = dataset.folder.array_files(place.episode)
+        frames.append(files.frames.rows(place.frame - num + 1, place.frame + 1))  # (I, C, H, W)
+        hidden.append(files.hidden_states.rows(place.frame, place.frame + 1)[0])
+        actions.append(int(dataset.folder.steps(place.episode)["action"].iloc[place.frame - 1]))
+    images = torch.from_numpy(np.stack(frames, axis=1)).float() / 255  # (I, B, C, H, W)
+    seeds = world_seeds([(seed, first + i) for i in range(len(places))])
+    start = simulator.start_from(simulator.encode(images), _MODE, images=images[-1], seeds=seeds)
+    known = None
+    if start.world is not None:
+        assert simulator.squares is not None
+        start = dataclasses.replace(start, world=rounded(start.world))
+        assert start.world is not None
+        _, known = simulator.squares.read(images[-1], start.world.corner,
+                                          start.world.squares.shape[1])
+    start = dataclasses.replace(
+        start, agent_hidden=torch.from_numpy(np.stack(hidden)),
+        action=simulator.one_hot_actions(torch.tensor(actions)))
+    return [PageStart(row, int(seeds[i]), _kept(simulator, row.world, None if known is None
+                                                else known[i].numpy()),
+                      _truth(dataset, place, num_steps))
+            for i, (row, place) in enumerate(zip(_rows(start), places))]
+
+
+def _rows(start: Start) -> list[Start]:
+    """Divide a batch of starts."""
+    tensors = {name: value for name, value in vars(start).items() if name != "world"}
+    return [Start(**{name: tensor[[i]] for name, tensor in tensors.items()},
+                  world=None if start.world is None else start.world[[i]])
+            for i in range(len(start.env_h))]
+
+
+def _kept(simulator: Simulator, world: World | None, known: np.ndarray | None
+          ) -> np.ndarray | None:
+    """Return the squares (n, n) that are known, or at least partly in view."""
+    if world is None:
+        return None
+    assert simulator.squares is not None
+    num, size = world.squares.shape[1], simulator.squares.pixels_per_square
+    near = world.corner[0, :, None].numpy() + size * np.arange(num)  # left and upper edges (2, n)
+    seen = (near < FRAME_SIZE) & (near + size > 0)
+    in_view = seen[1][:, None] & seen[0]
+    return in_view if known is None else in_view | known
+
+
+def _truth(dataset: RolloutDataset, place: RecordedView, num_steps: int) -> Truth:
+    """Read how the game went on. The last recorded frame of an episode shows no level."""
+    steps, frames = dataset.folder.steps(place.episode), dataset.folder.array_files(
+        place.episode).frames
+    last = frames.shape[0] - 1
+    end = min(place.frame + num_steps, last)
+    kind = TIME if last >= TIME_LIMIT else COIN if steps["reward"].max() > 0 else DEATH
+    rows = slice(place.frame, end)
+    return Truth(place.episode, place.frame, int(steps["level_seed"].iloc[0]),
+                 np.moveaxis(frames.rows(place.frame, end), 1, -1),
+                 steps["action"].to_numpy(np.int64)[rows], steps["value"].to_numpy(float)[rows],
+                 kind if end == last else None)

@@ -1,0 +1,316 @@
+"""python -m generative.dream_page in a real browser: steps equal PyTorch's, and the page plays."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, SHIPPED_AGENT, SHIPPED_SIMULATOR, refusal
+from page_exports import needs_browser
+from page_view import fragment_of, go, pixels
+
+from common.traced import trace
+from generative import dream_page as script
+from generative.dataset import RolloutDataset
+from generative.dream_page import DreamPageOptions, build_page
+from generative.dream_page_files import DreamPageFolder
+from generative.dream_starts import recorded_page_starts, sampled_page_starts
+from generative.imagining import load_simulator
+from generative.networks import LatentSampler
+from generative.prior import Prior, _motion, _parts, camera_globals
+from generative.spatial import split_state
+from tools.browser import opened_page
+
+pytestmark = needs_browser
+MODE = LatentSampler("mode")
+MOST_BYTES = 22e6
+STEPS = 16
+ACTIONS = [7, 7, 8, 8, 7, 1, 1, 2, 5, 8, 8, 7, 7, 7, 7, 7]
+CLOSE = {"rtol": 0, "atol": 1e-3}
+
+# Steps of the page's engine from a start, without the page's state.
+PLAY = """async ([actions, noise]) => {
+    const { engine, loaded, manifest } = dream
+    const { arrays } = loaded
+    let world = loaded.world
+    if (noise) {
+        const given = Object.fromEntries(Object.entries(noise).map(
+            ([name, numbers]) => [name, Float32Array.from(numbers)]))
+        world = await engine.run('another', {
+            number: world, known: arrays.known, h: arrays.h, seed: 77, noise: given })
+    }
+    let before = { h: arrays.h, hidden: arrays.hidden, world }
+    const found = []
+    for (let step = 0; step <= actions.length; step++) {
+        const taken = manifest.actions.map((_, i) => Number(i === actions[step - 1]))
+        before = await engine.run('step', { h: before.h, hidden: before.hidden,
+            world: before.world, action: step ? taken : arrays.action, step, edits: [] })
+        found.push({ image: Array.from(before.frame), logProbs: Array.from(before.logProbs),
+            value: before.value, reward: before.reward, end: before.end,
+            moved: before.world !== world })
+    }
+    return found
+}"""
+
+
+@pytest.fixture(scope="module")
+def exported(hard_recording, tmp_path_factory):
+    return build_page(DreamPageOptions(
+        agent_file=SHIPPED_AGENT, model_file=SHIPPED_SIMULATOR, data_dir=hard_recording.path,
+        num_recorded=4, num_sampled=2, output_dir=tmp_path_factory.mktemp("dream") / "page"))
+
+
+@pytest.fixture(scope="module")
+def simulator():
+    return load_simulator(SHIPPED_SIMULATOR, SHIPPED_AGENT)
+
+
+@pytest.fixture(scope="module")
+def starts(simulator, hard_recording):
+    dataset = RolloutDataset(hard_recording.path, 3, 1)
+    return [*recorded_page_starts(simulator, dataset, 4, 60, 0),
+            *sampled_page_starts(simulator, 2, 0)]
+
+
+@pytest.fixture(scope="module")
+def page(browser, exported):
+    with opened_page(browser, exported.as_uri(), viewport={"width": 1440, "height": 900},
+                     color_scheme="light") as page:
+        page.set_default_timeout(60_000)  # milliseconds
+        yield page
+
+
+def show(page, fragment):
+    """Show another view, and wait until its steps are taken."""
+    go(page, fragment)
+    page.wait_for_function("() => !dream.working && dream.record")
+
+
+@torch.no_grad()
+def expected(simulator, start, actions):
+    first = int(start.action.argmax())
+    return simulator.imagine(start, MODE, len(actions) + 1, true_actions=torch.tensor(
+        [[first], *([action] for action in actions)]))
+
+
+def assert_same(found, steps):
+    for ours, step in zip(found, steps, strict=True):
+        np.testing.assert_allclose(ours["image"], step.images[0].flatten(), **CLOSE)
+        np.testing.assert_allclose(ours["logProbs"], step.log_probs[0], **CLOSE)
+        for name, tensor in (("value", step.values), ("reward", step.rewards)):
+            np.testing.assert_allclose(ours[name], tensor.item(), **CLOSE)
+        assert abs(ours["end"] - torch.sigmoid(step.terminal_logits).item()) < 1e-3
+
+
+@pytest.mark.parametrize("number", [0, 4])
+def test_steps_equal_those_of_pytorch(page, simulator, starts, number):
+    """From a recorded start and from a sampled one; reds if an operation is traced wrongly."""
+    show(page, f"start={number + 1}&mode=you")
+    found = page.evaluate(PLAY, [ACTIONS, None])
+    assert_same(found, expected(simulator, starts[number].start, ACTIONS))
+
+
+def test_worlds_sampled_in_the_page_equal_those_of_pytorch(page, simulator, starts):
+    """With the same noise; the view at the start is kept, what lies beyond changes, and the world
+    moves on when its edge comes near the view."""
+    show(page, "start=1&mode=you")
+    start, seeds = starts[0].start, torch.tensor([77])
+    known = torch.from_numpy(starts[0].known)[None]
+    noise = simulator.prior.place_noise(seeds)
+    squares, places, looks = _parts(noise)
+    motion = _motion(places, looks)
+    with torch.no_grad():
+        other = simulator.prior.completed(
+            dataclasses.replace(start.world, seeds=seeds), known,
+            camera_globals(split_state(start.env_h, simulator.config).camera), noise)
+    steps = expected(simulator, dataclasses.replace(start, world=other), ACTIONS)
+    given = {"squares": squares, "looks": looks.float(), **motion}
+    found = page.evaluate(PLAY, [ACTIONS, {
+        name: tensor.flatten().tolist() for name, tensor in given.items()}])
+    assert_same(found, steps)
+    old = expected(simulator, start, [])[0]
+    np.testing.assert_allclose(found[0]["image"], old.images[0].flatten(), atol=0.05)
+    assert not torch.equal(other.squares.argmax(dim=-1), start.world.squares.argmax(dim=-1))
+
+
+def test_a_world_moves_on_like_that_of_pytorch(page, simulator, starts, monkeypatch):
+    """Forty steps to the right leave the first world; the page's noise is given to PyTorch."""
+    show(page, "start=5&mode=you")
+    actions = [7] * 40
+    found = page.evaluate(PLAY, [actions, None])
+    moved = next(i for i, step in enumerate(found) if step["moved"])
+    noise = {}
+
+    def place_noise(self, seeds, origin=None):
+        key = tuple(origin[0].tolist())
+        noise.setdefault(key, page.evaluate("(origin) => dream.noise(origin)", list(key)))
+        fields = noise[key]
+        size = self.worlds.num_squares
+        self.fields = {name: torch.tensor(fields[name]).view(1, size, size)
+                       for name in ("places", "velocities", "looks")}
+        return torch.cat([torch.tensor(fields["squares"]).view(1, -1, size, size),
+                          torch.zeros(1, 2, size, size)], dim=1)
+
+    monkeypatch.setattr(Prior, "place_noise", place_noise)
+    monkeypatch.setattr("generative.prior._parts", lambda noise: (
+        noise[:, :-2], simulator.prior.fields["places"], simulator.prior.fields["looks"].long()))
+    monkeypatch.setattr("generative.prior._motion", lambda places, looks: {
+        name: simulator.prior.fields[name] for name in ("places", "velocities")})
+    steps = expected(simulator, starts[4].start, actions)
+    assert_same(found[:moved + 3], steps[:moved + 3])
+
+
+def test_the_page_is_small_and_fast(page, exported):
+    """Sizes and times that the page promises. Processor time of the browser is compared, because
+    other processes also use the machine."""
+    size = sum(path.stat().st_size for path in exported.parent.rglob("*") if path.is_file())
+    assert size + 94 * 1e5 < MOST_BYTES  # with 100 starts instead of 6
+    show(page, "start=2&mode=you")
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def seconds(task):
+        def used():
+            metrics = session.send("Performance.getMetrics")["metrics"]
+            return {entry["name"]: entry["value"] for entry in metrics}["ProcessTime"]
+        before = used()
+        page.evaluate(task)
+        return used() - before
+
+    steps = """async () => { for (let i = 0; i < 24; i++) {
+        await dream.act(7)
+        await new Promise(requestAnimationFrame)
+    } }"""
+    assert seconds(steps) / 24 < 1 / 12
+    page.evaluate("dream.another()")
+    assert seconds("dream.another()") < 1.5
+
+
+def test_the_agent_and_the_person_act(page, starts):
+    show(page, "start=5&mode=likely")
+    first = pixels(page.get_by_label("frame of the dream"))
+    page.keyboard.press(".")
+    page.wait_for_function("() => dream.view.step === 1 && !dream.working")
+    likely = page.evaluate("dream.likely(dream.dream.steps[0])")
+    assert page.evaluate("[dream.record.action, dream.record.own]") == [likely, False]
+    page.get_by_role("combobox", name="speed").select_option("24 steps/s")  # must not keep the keys
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("() => dream.view.step === 2 && !dream.working")
+    page.keyboard.press("9")
+    page.wait_for_function("() => dream.view.step === 3 && !dream.working")
+    page.get_by_role("button", name="down, ").click()
+    page.wait_for_function("() => dream.view.step === 4 && !dream.working")
+    acted = page.evaluate("dream.dream.steps.map(({ action, own }) => [action, own])")
+    assert acted[2:] == [[1, True], [8, True], [3, True]]
+    assert (pixels(page.get_by_label("frame of the dream")) != first).any()
+    for _ in range(3):
+        page.keyboard.press(",")
+    page.keyboard.press("5")  # drops what came after step 1
+    page.wait_for_function("() => dream.length === 3 && !dream.working")
+    page.keyboard.press("m")
+    page.keyboard.press(" ")
+    page.wait_for_function("() => dream.length > 6")
+    page.keyboard.press(" ")
+    page.wait_for_function("() => !dream.working && !dream.playing")
+    assert page.evaluate("dream.dream.steps.slice(3).some(({ own }) => own)") is False
+
+
+def test_an_address_holds_the_whole_dream(page, browser, exported):
+    show(page, "start=2&mode=you&world=3&actions=HHhIb&step=4&edit=1_add_2_3_&notes=a%26b")
+    keep = """() => dream.dream.steps.map(
+        ({ action, own, value, end }) => [action, own, value, end])"""
+    was = page.evaluate(keep)
+    assert [action for action, *_ in was[1:]] == [7, 7, 7, 8, 1]
+    assert [own for _, own, *_ in was[1:]] == [True, True, False, True, False]
+    fragment = fragment_of(page)
+    assert fragment["actions"] == ["HHhIb"] and fragment["edit"] == ["1_add_2_3_"]
+    with opened_page(browser, page.url) as other:
+        other.wait_for_function("() => dream.length === 6 && !dream.working")
+        np.testing.assert_array_equal(np.array(other.evaluate(keep), float), np.array(was, float))
+        assert other.evaluate("dream.view.step") == 4
+        assert other.get_by_role("textbox", name="Notes").input_value() == "a&b"
+    show(page, "start=99&mode=x&actions=%3Cb%3E&edit=0_add_1_1_&step=-1")  # nothing of it fits
+    assert page.evaluate("[dream.view.start, dream.length, dream.edits.length]") == [0, 1, 0]
+
+
+def test_a_change_of_the_hidden_state_acts_and_can_be_removed(page, simulator, starts):
+    """Held along the direction that raises the value; the dream without it stays as it was."""
+    show(page, "start=1&mode=likely&actions=hh&step=2")
+    was = page.evaluate("dream.record.value")
+    page.get_by_role("slider", name="change: raises the value").fill("-3")
+    page.wait_for_function("() => dream.plain && !dream.working")
+    values = page.evaluate("[dream.record.value, dream.plainRecord.value]")
+    axis = page.evaluate("dream.manifest.axes[0]")
+    head = simulator.agent.policy.fc_value
+    vector = torch.tensor(axis["vector"])
+    steps = expected(simulator, starts[0].start, [7, 7])
+    hidden = steps[2].hidden_states[0]
+    held = hidden + (axis["mean"] - 3 * axis["sd"] - hidden @ vector) * vector
+    np.testing.assert_allclose(values, [head(held).item(), was], atol=1e-3)
+    page.keyboard.press(".")
+    page.wait_for_function("() => dream.plain.steps.length === 4 && !dream.working")
+    page.get_by_role("button", name="Remove all changes").click()
+    page.wait_for_function("() => !dream.plain && !dream.working")
+    page.keyboard.press("Home")
+    assert page.evaluate("dream.dream.steps[2].value") == pytest.approx(was, abs=1e-5)
+
+
+def test_saliency_is_the_change_when_a_cell_is_blurred(page, simulator, starts):
+    show(page, "start=1&mode=you")
+    page.get_by_role("button", name="for the value").click()
+    page.wait_for_function("() => dream.saliency && !dream.working")
+    found = page.evaluate("""() => ({
+        side: dream.saliency.side, value: Array.from(dream.saliency.value) })""")
+    step = expected(simulator, starts[0].start, [])[0]
+    blurred = step.images
+    for _ in range(12):
+        blurred = torch.nn.functional.avg_pool2d(blurred, 3, 1, 1, count_include_pad=False)
+    for cell in (0, 7 * found["side"] + 7):
+        top, left = (4 * part for part in divmod(cell, found["side"]))
+        changed = step.images.clone()
+        area = (..., slice(top, top + 8), slice(left, left + 8))
+        changed[area] = blurred[area]
+        with torch.no_grad():
+            value = simulator.agent.step(changed, starts[0].start.agent_hidden).values.item()
+        assert found["value"][cell] == pytest.approx(step.values.item() - value, abs=1e-3)
+
+
+def test_narrow_pages_do_not_scroll_sideways(browser, exported):
+    for width in (420, 1024):
+        with opened_page(browser, f"{exported.as_uri()}#start=1&actions=hh&edit=1_add_2_0_",
+                         viewport={"width": width, "height": 800}) as page:
+            page.wait_for_function("() => dream.plain && !dream.working")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_maze_is_dreamed_too(browser, tmp_path):
+    """A static camera: no squares lie beyond the view, and the agent has no memory."""
+    agent, model = (ROOT / "pretrained" / name for name in (
+        "maze_confined/model.pth", "maze_confined_simulator/model.pt"))
+    file = build_page(DreamPageOptions(agent_file=agent, model_file=model, num_sampled=1,
+                                       output_dir=tmp_path / "page"))
+    simulator = load_simulator(model, agent)
+    [start] = sampled_page_starts(simulator, 1, 0)
+    with opened_page(browser, file.as_uri()) as page:
+        found = page.evaluate(PLAY, [ACTIONS[:6], None])
+        assert not page.get_by_role("button", name="Another world").count()
+    assert_same(found, expected(simulator, start.start, ACTIONS[:6]))
+
+
+def test_what_the_page_cannot_run_is_refused(simulator_file, agent_path, tmp_path, capsys):
+    argv = ["--agent_file", str(agent_path), "--model_file", str(simulator_file), "--output_dir",
+            str(tmp_path / "page")]
+    assert "spatial architecture" in refusal(script.main, argv, capsys)
+    shipped = ["--agent_file", str(SHIPPED_AGENT), "--model_file", str(SHIPPED_SIMULATOR),
+               "--num_sampled", "0", "--output_dir", str(tmp_path / "page")]
+    assert "no starts" in refusal(script.main, shipped, capsys)
+    assert not DreamPageFolder(tmp_path / "page").page_file.exists()
+
+
+def test_programs_reject_operations_that_pages_do_not_have():
+    with pytest.raises(NotImplementedError, match="cumsum"):
+        trace(lambda x: {"y": x.cumsum(dim=0)}, x=torch.rand(3))
+    program = trace(lambda x: {"y": x[1:] * torch.arange(3) + 2}, x=torch.rand(4))
+    assert json.loads(json.dumps(program.description()))["inputs"] == {"x": 0}
+    assert [name for name, *_ in program.instructions] == ["part", "mul", "add"]

@@ -1,0 +1,341 @@
+// State of the page: loaded data, the dream and the one without edits, and the mode of play.
+
+import { Address } from '../../shared/lib/address.js'
+import { read, write } from './address.js'
+import { imageOf, loadManifest, loadPrograms, loadStart, loadSurround } from './data.js'
+import { Dream, parting } from './dream.svelte.js'
+import { Engine } from './engine.js'
+import { uniform } from './random.js'
+import { noiseOf } from './world.js'
+
+const ENDED = 0.5 // probability of an end at which the episode counts as ended
+const MOST_STEPS = 2000
+const [CELL, STRIDE] = [8, 4] // pixels
+
+const START = { start: 0, world: 0, mode: 'sampled', seed: 0, step: 0, speed: 12, saliency: 'none', notes: '' }
+
+export class Page {
+  manifest = $state.raw(null)
+  error = $state('') // message about an error that prevents the page from showing anything
+  problem = $state('') // message about something that failed
+  view = $state({ ...START })
+  dream = $state.raw(null)
+  plain = $state.raw(null) // the dream without edits; null without edits
+  edits = $state.raw([]) // [{axis, hold, amount, from, to}]; to: null if it lasts
+  truth = $state.raw(null) // image of what followed in the game
+  previews = $state.raw(null)
+  playing = $state(false)
+  busy = $state('') // what the page waits for
+  working = $state(true)
+  rate = $state(0) // steps per second while playing
+  saliency = $state.raw(null) // {record, side, value, logProbs}
+  held = new Set() // directions of the arrow keys that are pressed, such as 'left'
+
+  #address = new Address()
+  engine = new Engine((message) => { this.error = message })
+  loaded = null // {number, arrays, world} of the shown start
+  #surround = null // promise of the program that samples squares
+  #line = Promise.resolve() // the tasks run one after the other
+  #changed = [] // first steps of edits that have been changed since the last computation
+  #live = 0 // number of the newest view; tasks of older ones stop
+
+  start = $derived(this.manifest?.starts[this.view.start])
+  record = $derived(this.dream?.steps[this.view.step] ?? null)
+  plainRecord = $derived(this.plain?.steps[this.view.step] ?? null)
+  length = $derived(this.dream?.steps.length ?? 0)
+  parted = $derived(this.plain && this.dream ? parting(this.dream, this.plain) : null)
+  /** First step at which the episode has probably ended; null before. */
+  ended = $derived.by(() => {
+    const step = this.dream?.steps.findIndex(({ end }) => end > ENDED) ?? -1
+    return step < 0 ? null : step
+  })
+
+  get title() {
+    const { agent, game } = this.manifest
+    return `The dream of ${agent}${game && !agent.includes(game) ? ` (${game})` : ''}`
+  }
+
+  get hasWorlds() {
+    return this.manifest.world !== null
+  }
+
+  async load() {
+    try {
+      this.manifest = await loadManifest()
+      document.title = this.title
+      const programs = loadPrograms()
+      this.previews = await imageOf(this.manifest.previews)
+      await this.engine.run('load', { loaded: await programs, world: this.manifest.world })
+      if (!this.fromAddress()) await this.open(START)
+      // After the first frame, because it is large.
+      if (this.hasWorlds) this.#sampler()
+    } catch (error) {
+      this.error = error.message
+    }
+  }
+
+  /** Load the program that samples squares, once. */
+  #sampler() {
+    this.#surround ??= loadSurround().then((surround) => this.engine.run('load', { loaded: { surround } }))
+    return this.#surround
+  }
+
+  /** Show what the address holds, unless the page itself wrote it; return whether it did. */
+  fromAddress() {
+    const fragment = this.#address.brought()
+    if (!fragment) return false
+    const { view, actions, edits } = read(fragment, START, this.manifest)
+    this.open(view, actions, edits)
+    return true
+  }
+
+  #fragment() {
+    return write(this.view, this.dream.steps, this.edits)
+  }
+
+  toAddress() {
+    if (this.dream?.steps.length && !this.playing) this.#address.put(this.#fragment())
+  }
+
+  address() {
+    return this.#address.whole(this.#fragment())
+  }
+
+  /** Run tasks one after the other; those of a view that is not shown any more do nothing. */
+  #do(task) {
+    const live = this.#live
+    this.working = true
+    this.#line = this.#line.then(async () => {
+      if (live !== this.#live) return
+      try {
+        await task(() => live === this.#live)
+      } catch (error) {
+        this.playing = false
+        this.problem = error.message
+      }
+      if (live === this.#live) this.working = false
+    })
+    return this.#line
+  }
+
+  /** Show a start, and take steps with given actions, [{action, own}]. */
+  open(view, actions = [], edits = []) {
+    this.#live++
+    this.playing = false
+    this.saliency = null
+    this.problem = ''
+    return this.#do(async (isLive) => {
+      this.view = { ...this.view, ...view, step: 0 }
+      if (this.view.mode === 'recorded' && !this.start.actions) this.view.mode = 'sampled'
+      this.edits = edits
+      await this.#openStart(view.start)
+      const world = await this.#worldOf(view.world)
+      if (!isLive()) return
+      this.#begin(world)
+      await this.#extend(null, false)
+      for (const [i, { action, own }] of actions.slice(0, MOST_STEPS).entries()) {
+        if (actions.length > 20) this.busy = `repeating step ${i + 1} of ${actions.length}`
+        await this.#extend(action, own)
+        if (!isLive()) break
+      }
+      this.busy = ''
+      if (isLive()) this.view.step = Math.min(view.step, this.dream.last)
+    })
+  }
+
+  async #openStart(number) {
+    if (this.loaded?.number === number) return
+    const { arrays, truth } = await loadStart(number)
+    const world = await this.engine.run('begin', { arrays, seed: this.manifest.starts[number].seed })
+    this.truth = truth
+    this.loaded = { number, arrays, world, worlds: new Map() }
+  }
+
+  /** Return the number of the world with a seed, 0 for that of the start. */
+  async #worldOf(seed) {
+    const { arrays, world, worlds } = this.loaded
+    if (!seed || !this.hasWorlds) return world
+    if (!worlds.has(seed)) {
+      this.busy = 'imagining another world'
+      await this.#sampler()
+      worlds.set(seed, await this.engine.run('another', { number: world, known: arrays.known, h: arrays.h, seed }))
+      this.busy = ''
+    }
+    return worlds.get(seed)
+  }
+
+  /** Return the noise of squares of the start's world, moved on by some squares; for tests. */
+  noise(origin) {
+    return Object.fromEntries(Object.entries(noiseOf(this.start.seed, origin, this.manifest.world)).map(
+      ([name, numbers]) => [name, Array.from(numbers)]))
+  }
+
+  #begin(world) {
+    const { arrays: { h, hidden, action } } = this.loaded
+    this.dream = new Dream(this.engine, { h, hidden, action }, world)
+    this.plain = this.edits.length ? new Dream(this.engine, { h, hidden, action }, world) : null
+  }
+
+  /** Return the edits of the hidden state after a step, as the worker needs them. */
+  #inForce(step) {
+    return this.edits.filter(({ from, to }) => step >= from && (to === null || step <= to)).map(({ axis, hold, amount }) => {
+      const { vector, mean, sd } = this.manifest.axes[axis]
+      return { vector: Float32Array.from(vector), hold, amount: hold ? mean + amount * sd : amount * sd }
+    })
+  }
+
+  /** Append a step to both dreams; action: null for that of the start. */
+  async #extend(action, own, length = this.dream.steps.length) {
+    if (length && this.hasWorlds) await this.#sampler() // the world may move on
+    await this.dream.take(length, action, own, this.#inForce(length))
+    if (!this.plain) return
+    // The agent without edits chooses for itself, unless the person or the recording does.
+    const chosen = action === null || own || this.view.mode === 'recorded' ? action : this.choose(this.plain.steps[length - 1], length)
+    await this.plain.take(length, chosen, own, [])
+  }
+
+  /** Return the agent's most likely action in a record. */
+  likely({ logProbs }) {
+    return logProbs.indexOf(Math.max(...logProbs))
+  }
+
+  /** Return the action that the agent takes in a record, which leads to a step. */
+  choose({ logProbs }, step) {
+    if (this.view.mode === 'likely') return this.likely({ logProbs })
+    let left = uniform(this.view.seed, step)
+    const action = logProbs.findIndex((log) => (left -= Math.exp(log)) < 0)
+    return action < 0 ? logProbs.length - 1 : action
+  }
+
+  // Playing.
+
+  go(step) {
+    this.view.step = Math.max(0, Math.min(step, this.dream.last))
+  }
+
+  /** Act: take the person's action at the shown step. What came after it is dropped. */
+  act(action) {
+    if (this.working && !this.playing) return
+    this.view.mode = 'you'
+    this.saliency = null
+    return this.#do(async () => {
+      await this.#extend(action, true, this.view.step + 1)
+      this.view.step += 1
+    })
+  }
+
+  /** Return the action of the pressed arrow keys. */
+  get pressed() {
+    const way = (less, more) => Number(this.held.has(more)) - Number(this.held.has(less))
+    const [right, up] = [way('left', 'right'), way('down', 'up')]
+    return this.manifest.directions.findIndex(([x, y]) => x === right && y === up)
+  }
+
+  /** Take a step: show the next one, or let the agent, the recording or the pressed keys act. */
+  async forward() {
+    if (this.view.step < this.dream.last && this.view.mode !== 'you') {
+      this.view.step += 1
+      return
+    }
+    const next = this.view.step + 1
+    const { mode } = this.view
+    const recorded = mode === 'recorded' ? this.start.actions[this.view.step] : null
+    if (next > MOST_STEPS || recorded === undefined) {
+      this.playing = false
+      return
+    }
+    const action = mode === 'you' ? this.pressed : recorded ?? this.choose(this.record, next)
+    await this.#do(async () => {
+      await this.#extend(action, mode === 'you', next)
+      this.view.step = next
+    })
+  }
+
+  async play() {
+    if (this.playing) {
+      this.playing = false
+      return
+    }
+    this.playing = true
+    this.saliency = null
+    const live = this.#live
+    const times = []
+    while (this.playing && live === this.#live) {
+      const begin = performance.now()
+      const before = this.view.step
+      await this.forward()
+      if (this.record.end > ENDED && before < this.view.step && this.ended === this.view.step) this.playing = false
+      times.push(performance.now() - begin)
+      const rest = 1000 / this.view.speed - (performance.now() - begin)
+      await new Promise((then) => setTimeout(then, Math.max(rest, 0)))
+      this.rate = 1000 / (performance.now() - begin)
+    }
+  }
+
+  restart() {
+    this.playing = false
+    this.view.step = 0
+  }
+
+  /** Drop all steps after the shown one. */
+  cut() {
+    this.dream.cut(this.view.step + 1)
+    this.plain?.cut(this.view.step + 1)
+  }
+
+  another() {
+    return this.open({ ...this.view, world: this.view.world + 1, step: 0 })
+  }
+
+  show(start) {
+    const count = this.manifest.starts.length
+    return this.open({ ...this.view, start: (start + count) % count, world: 0, step: 0 })
+  }
+
+  chooseMode(mode) {
+    this.view.mode = mode
+    // The agent goes on from here, not along what another mode has played.
+    if (!this.playing) this.#do(async () => { this.cut() })
+    else this.cut()
+  }
+
+  // Edits and saliency.
+
+  /** Replace the edits, and compute all steps from the first changed one again, with the same
+   * actions. */
+  edit(edits) {
+    this.#changed.push(...[...this.edits, ...edits].map(({ from }) => from))
+    this.playing = false
+    this.saliency = null
+    this.edits = edits
+    return this.#do(async () => {
+      if (this.edits !== edits) return // a newer change follows
+      const { step } = this.view
+      this.cut()
+      if (!edits.length) this.plain = null
+      else if (!this.plain) {
+        this.plain = new Dream(this.engine, this.dream.first, this.dream.world)
+        this.plain.steps = this.dream.steps
+      }
+      const taken = this.dream.steps
+      for (let i = Math.min(step, ...this.#changed.splice(0)); i <= step; i++) {
+        await this.dream.take(i, i ? taken[i].action : null, taken[i].own, this.#inForce(i))
+      }
+    })
+  }
+
+  async showSaliency(of) {
+    this.view.saliency = of
+    if (of === 'none') return
+    this.playing = false
+    const { record } = this
+    if (this.saliency?.record === record) return
+    await this.#do(async () => {
+      this.busy = 'blurring one cell after another'
+      const found = await this.engine.run('occlude', { frame: record.frame, hidden: record.entering,
+        edits: this.#inForce(this.view.step), size: CELL, stride: STRIDE })
+      this.busy = ''
+      if (this.record === record) this.saliency = { record, ...found }
+    })
+  }
+}
