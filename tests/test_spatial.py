@@ -304,7 +304,7 @@ def test_saliency_files_and_videos_draw_the_state(simulator, recording, tmp_path
     for part, (of_part, drawn) in enumerate(zip(maps, saliency.processed_states, strict=True)):
         np.testing.assert_array_equal(drawn, coloured(of_part, sample.frames,
                                                       full_colour(of_part), UNSIGNED))
-        errors = [np.abs(column - drawn).mean() for column in columns]
+        errors = [np.abs(column - drawn[:len(frames)]).mean() for column in columns]
         assert errors[part] < 0.5 * errors[1 - part], errors
 
 

@@ -282,7 +282,7 @@ def test_random_starts_are_told_from_decoded_ones_only_if_they_differ(kind, data
     if kind is Replaying:
         assert found["auc_against_decoded"].low < 0.8  # few frames of few episodes
         assert found["ends_at_step_0"]["random"].value < 0.1
-        assert 0.85 < found["known_colours"]["ratio"].value < 1.15
+        assert 0.7 < found["known_colours"]["ratio"].value < 1.4
         assert 0.8 < found["neighbour_difference"]["ratio"].value < 1.25
         assert found["value_at_step_0"]["ratio"].low < 1 < found["value_at_step_0"]["ratio"].high
     else:
