@@ -100,7 +100,7 @@ def card_checks(output: Path) -> list[Check]:
         if not {(kind, SIMULATOR), (kind, baseline)} <= set(rows.index):
             continue
         own, other = (rows.loc[kind, name] for name in (SIMULATOR, baseline))
-        passed = is_higher == (own["mean"] > other["mean"])
+        passed = bool(is_higher == (own["mean"] > other["mean"]))
         overlap = max(own["low_95"], other["low_95"]) <= min(own["high_95"], other["high_95"])
         texts = [format_interval(row["mean"], row["low_95"], row["high_95"], f".{digits}f")
                  for row in (own, other)]
