@@ -54,6 +54,7 @@ from interventions.tracking import NUM_PERMUTATIONS, Tracker
 os.fsync = lambda file: None
 
 # Worlds are generated in fewer steps than by default, which takes a third of the time.
+DEFAULT_STEPS = {name: getattr(prior, name) for name in ("_WORLD_STEPS", "_START_STEPS")}
 prior._WORLD_STEPS, prior._START_STEPS = 2, 2
 
 _save_figure = Figure.savefig
@@ -408,6 +409,15 @@ def noisy_recording(shared) -> RolloutFolder:
             "--seed", "8", "--no_videos", "--worlds", "--action_noise_share", "0.5")) == 0
         return folder / "data"
     return RolloutFolder(shared("noisy_recording", make))
+
+
+@pytest.fixture(scope="module")
+def all_steps():
+    """Generate worlds in as many steps as by default."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, steps in DEFAULT_STEPS.items():
+            patch.setattr(prior, name, steps)
+        yield
 
 
 @pytest.fixture(scope="module")

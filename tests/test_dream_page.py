@@ -56,14 +56,14 @@ PLAY = """async ([actions, noise, onlyMoves]) => {
 
 
 @pytest.fixture(scope="module")
-def exported(hard_recording, tmp_path_factory):
+def exported(hard_recording, all_steps, tmp_path_factory):
     return build_page(DreamPageOptions(
         agent_file=SHIPPED_AGENT, model_file=SHIPPED_SIMULATOR, data_dir=hard_recording.path,
         num_recorded=4, num_sampled=2, output_dir=tmp_path_factory.mktemp("dream") / "page"))
 
 
 @pytest.fixture(scope="module")
-def simulator():
+def simulator(all_steps):
     return load_simulator(SHIPPED_SIMULATOR, SHIPPED_AGENT)
 
 
