@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, random_frames
-from test_foreign_agents import CleanAgent, seeded
+from foreign_networks import CleanAgent, seeded
 
 SMALL = {"--num_episodes": "2", "--max_batches": "1"}
 DOCUMENT = (ROOT / "docs" / "your_agent.md").read_text()
