@@ -100,7 +100,7 @@ def read_content(path: Path) -> dict[str, Any]:
         content = load_tensors(path, WHAT, data)
     except UserError as error:
         kind = file_kind(data)
-        raise UserError(f"{error}{f'; it is {kind}' if kind else ''}") from None
+        raise UserError(f"{path} is {kind}" if kind else str(error)) from None
     if _is_ours(content):
         return content
     agents = [(name, state, program) for name, state in _state_dicts(content)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from attribution.checking.agent_checks import CHECK_FILES, CHECKS
 from attribution.config import ANALYSES
-from attribution.page_contents import AttributedAgent, gather, join_contents
+from attribution.page_agent import AttributedAgent
+from attribution.page_contents import gather, join_contents
 from attribution.page_files import (
     MAX_NAME,
     AttributionPageFolder,

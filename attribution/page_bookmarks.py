@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agents.failures import ENDED, MULTIPLE, OTHER, TIMEOUT, recorded_causes
+from attribution.page_agent import AttributedAgent
 from attribution.page_files import title_of
 from attribution.results import INPUT
 from attribution.trajectories import best_of_episodes, failed_ends, value_spikes
-
-if TYPE_CHECKING:
-    from attribution.page_contents import AttributedAgent
 
 _WHY = {TIMEOUT: "Episodes that ended at the time limit.",
         MULTIPLE: "When the last step is replayed, the episode ends whichever single kind of "

@@ -38,8 +38,7 @@ from common.errors import UserError
 TEMPORARY_SUFFIX = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: numpy's error without errno
 MAX_DEPTH = 50  # nesting of JSON and tensors; files of this project have fewer than ten levels
-MAX_ENTRIES = 10_000_000
-MAX_WEIGHT = 1e6
+MAX_ENTRIES, MAX_WEIGHT = 10_000_000, 1e6
 MAX_REASON = 200  # characters that an error message quotes from a library's message
 
 

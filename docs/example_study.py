@@ -1,10 +1,12 @@
 """Does the agent's value fall when the coin is hidden? An example of a complete study.
 
-python record.py --agent_file pretrained/coinrun_hard/model.pth --num_episodes 40 --logdir example
-python docs/example_study.py --agent_file pretrained/coinrun_hard/model.pth --data_dir example/data
+AGENT=pretrained/coinrun_hard/model.pth
+python record.py --agent_file $AGENT --num_episodes 40 --no_action_noise --logdir example
+python docs/example_study.py --agent_file $AGENT --data_dir example/data
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,7 @@ class HiddenCoinOptions(ComputeOptions):
     data_dir: Path = option(help="recording; a level counts if its coin comes into view")
     seed: int = option(0, "seed of the random places and of the bootstrap", type=seed)
     output_dir: Path = option(Path("analysis/hidden_coin"), "folder to write to")
+    overwrite: bool = option(False, "delete the previous contents of the folder")
 
 
 def hidden_coins(recording: RolloutFolder) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -55,25 +58,41 @@ def hidden_coins(recording: RolloutFolder) -> tuple[np.ndarray, np.ndarray, np.n
     return frames, changes, states
 
 
+def changed(frames: np.ndarray, changes: np.ndarray, shift: Sequence[int]) -> np.ndarray:
+    """Return frames with a shifted change, whose sign is reversed where the sum leaves 0..255."""
+    moved = np.roll(changes, shift, axis=(1, 2))
+    outside = (frames + moved < 0) | (frames + moved > 255)
+    return np.clip(frames + np.where(outside, -moved, moved), 0, 255).astype(np.uint8)
+
+
+def random_places(frames: np.ndarray, changes: np.ndarray, seed: int) -> list[list[int]]:
+    """Return the 19 of 200 random shifts that change the frames most nearly as much as hiding."""
+    shifts = np.random.default_rng(seed).integers(10, 54, (200, 2)).tolist()
+    sizes = np.array([np.abs(changed(frames, changes, shift).astype(int) - frames).mean()
+                      for shift in ([0, 0], *shifts)])
+    return [shifts[place] for place in np.argsort(abs(sizes[1:] - sizes[0]))[:19]]
+
+
 def measure(options: HiddenCoinOptions) -> pd.DataFrame:
     """Measure the value with and without the coin, and return the table of effects."""
-    policy, recording = load_agent(options.agent_file), RolloutFolder(options.data_dir)
+    recording = RolloutFolder(options.data_dir)
     recording.check_agent(options.agent_file)
-    shifts = np.random.default_rng(options.seed).integers(10, 54, (19, 2)).tolist()
+    policy = load_agent(options.agent_file, options.compute.device)
+    frames, changes, states = hidden_coins(recording)
+    shifts = random_places(frames, changes, options.seed)
     conditions = [Condition("drawn", "drawn", "hidden"),
                   Condition("hidden", "coin not drawn", "hidden", value=[0, 0]),
                   *(Condition(f"control_{number}", f"random place {number}", "hidden", True, shift)
                     for number, shift in enumerate(shifts))]
     store = ResultStore(options.output_dir, STUDY)
     store.open({"recording_sha256": recording.sha256(), "seed": options.seed,
-                "arms": {condition.name: {"shift": condition.value} for condition in conditions}})
-    frames, changes, states = hidden_coins(recording)
+                "arms": {condition.name: {"shift": condition.value} for condition in conditions}},
+               options.overwrite)
 
     @torch.no_grad()
     def values(condition: Condition) -> np.ndarray:
-        changed = frames if condition.value is None else np.clip(
-            frames + np.roll(changes, condition.value, axis=(1, 2)), 0, 255).astype(np.uint8)
-        return policy(changed, states).values.double().numpy()[:, None]
+        seen = frames if condition.value is None else changed(frames, changes, condition.value)
+        return policy(seen, states).values.cpu().double().numpy()[:, None]
 
     return run_study(store, conditions, OUTCOMES, values, options.seed, WORDING,
                      f"{options.agent_file.name} on {len(frames)} levels")

@@ -128,7 +128,7 @@ def hidden_axes(policy: Policy, hidden: np.ndarray) -> list[Axis]:
     _, sizes, components = np.linalg.svd(centred, full_matrices=False)
     shares = sizes ** 2 / (sizes ** 2).sum()
     for i in range(min(NUM_COMPONENTS, len(components))):
-        axes[f"component {i + 1} ({shares[i]:.0%} of variance)"] = components[i]
+        axes[f"PC {i + 1} ({100 * shares[i]:.0f} % of variance)"] = components[i]
     found = []
     for name, vector in axes.items():
         vector = vector / np.linalg.norm(vector)

@@ -23,7 +23,7 @@ NEW_GAMES = ("heist", "jumper", "caveflyer", "climber", "bigfish", "bossfight", 
              "fruitbot", "miner", "starpilot")
 # Kinds that few frames show.
 RARE = {"caveflyer": {"goal", "bullet", "enemy"}, "dodgeball": {"enemy_ball"},
-        "starpilot": {"enemy_bullet"}}
+        "fruitbot": {"present"}, "starpilot": {"enemy_bullet"}}
 
 
 def played(game, mode, level, steps, every=1):

@@ -12,9 +12,9 @@ from conftest import tiny_config, tiny_policy
 
 from agents.agent_file import AgentOrigin, load_agent, save_agent
 from agents.run_folder import TrainSettings
-from attribution import page_contents
+from attribution import page_agent
 from attribution.page import read_labels
-from attribution.page_contents import AttributedAgent
+from attribution.page_agent import AttributedAgent
 from attribution.results import ACTIVATIONS, read_features
 from attribution.trajectories import AdvantageSettings, estimated_scale, find_advantage_settings
 from common.config import save_settings
@@ -67,7 +67,7 @@ def test_activations_are_of_the_layers_that_were_asked_for_or_of_small_ones(run,
     assert (shown(None), shown([MAP]), shown([])) == ([MAP, UNITS], [MAP], [])
     with pytest.raises(UserError, match=r"'block4', which .* \(did you mean 'block3'\?\)"):
         shown(["block4"])
-    monkeypatch.setattr(page_contents, "MAX_CELLS", 63)  # block3 has 64 cells
+    monkeypatch.setattr(page_agent, "MAX_CELLS", 63)  # block3 has 64 cells
     assert shown(None) == [UNITS]
 
 

@@ -35,8 +35,8 @@ from PIL import Image
 
 from agents.failures import recorded_causes
 from attribution.checking.object_scores import OBJECT_FILES
+from attribution.page_agent import MIN_STABILITY
 from attribution.page_bookmarks import find_opening
-from attribution.page_contents import MIN_STABILITY
 from attribution.page_files import FORMAT, AttributionPageFolder
 from attribution.results import INPUT, read_features
 from attribution.trajectories import advantages_of

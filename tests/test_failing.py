@@ -102,6 +102,9 @@ def test_what_no_known_hazard_explains_is_other_and_games_without_a_table_just_e
     bigfish = EnvConfig("bigfish", "hard")
     states, _ = driven(bigfish, 3, 7)
     with contextlib.closing(FailureAttributor(bigfish)) as found:
+        assert found.cause(states[-1], 7) == "fish"
+    monkeypatch.setattr("agents.failures.hazards_of", lambda game: ())
+    with contextlib.closing(FailureAttributor(bigfish)) as found:
         assert found.cause(states[-1], 7) == ENDED
 
 

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -447,8 +448,11 @@ def test_script_writes_losses_table_plot_and_settings(
     expected |= {f"loss_{name}.npy" for name in (
         "policy_kl_constant_policy", "policy_kl_persistence", "hidden_state_cosine_persistence")}
     expected |= {f"agent_values_{name}.npy" for name in ("recorded", "persistence", *PREDICTORS)}
+    objects = {path.name for path in folder.glob("*.npy")} - expected
+    assert {"loss_object_barrier.npy", "loss_shown_fruit_last_frame.npy"} <= objects
+    assert all(re.match("loss_(object|shown)_", name) for name in objects)
     strips = sorted(folder.glob("truth_above_imagination_*.png"))
-    assert {path.name for path in folder.iterdir()} == expected | {
+    assert {path.name for path in folder.iterdir()} == expected | objects | {
         "loss_over_time_plot.png", "loss_over_time.csv", "settings.json", "fidelity.npz",
         "fidelity_card.png", *(path.name for path in strips)}
     assert all(np.load(folder / name).shape == (12, 12) for name in expected)

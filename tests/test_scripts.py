@@ -34,8 +34,8 @@ LINKS = {
     "sml_analysis_precompute.py": "analysis/combined_agent_env_hx_analysis_precompute.py"}
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
-    for folder in (ROOT, *(ROOT / room for room in ("analysis", "maze", "attribution",
-                                                    "generative")))
+    for folder in (ROOT, *(ROOT / room for room in ("agents", "analysis", "maze",
+                                                    "attribution", "generative")))
     for path in folder.glob("*.py") if 'if __name__ == "__main__":' in path.read_text())
 FLAGS_FILE = ROOT / "tests" / "data" / "flags.json"
 ROOMS = ("agents", "analysis", "attribution", "common", "generative", "interventions", "maze",

@@ -324,6 +324,12 @@ export class Page {
     })
   }
 
+  /** Effects of the cells in view on the chosen output. */
+  get effects() {
+    const { value, logProbs } = this.saliency
+    return this.view.saliency === 'value' ? value : Float32Array.from(logProbs, (each) => each[this.likely(this.record)])
+  }
+
   async showSaliency(of) {
     this.view.saliency = of
     if (of === 'none') return
