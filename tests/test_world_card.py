@@ -282,9 +282,9 @@ def test_random_starts_are_told_from_decoded_ones_only_if_they_differ(kind, data
     if kind is Replaying:
         assert found["auc_against_decoded"].low < 0.8  # few frames of few episodes
         assert found["ends_at_step_0"]["random"].value < 0.1
-        assert 0.7 < found["known_colours"]["ratio"].value < 1.4
+        assert found["known_colours"]["ratio"].low < 1 < found["known_colours"]["ratio"].high
         assert 0.8 < found["neighbour_difference"]["ratio"].value < 1.25
-        assert found["value_at_step_0"]["ratio"].low < 1 < found["value_at_step_0"]["ratio"].high
+        assert 0.8 < found["value_at_step_0"]["ratio"].value < 1.25
     else:
         assert found["auc_against_decoded"].value > 0.95 and found["auc_against_real"].value > 0.95
         assert found["known_colours"]["random"].high < found["known_colours"]["decoded"].value
