@@ -78,13 +78,16 @@ CHANGE, LOW, HIGH = 6, 1, 7  # step at which counting_policy changes its action,
 PATIENCE = 600  # seconds after which a test that hangs fails; no machine is this slow
 # Test files with the longest CPU time, longest first. They run first, so that no worker is still
 # busy with one of them when the others are idle.
-LONGEST_FIRST = ("test_pipeline", "test_pages_common", "test_distributed", "test_fidelity",
-                 "test_training", "test_world_card", "test_gen_model_training", "test_spatial",
-                 "test_world_samples", "test_world_training", "test_maze_page",
-                 "test_probe_atlas", "test_interventions", "test_commands", "test_maze_channels",
-                 "test_memory_lesions", "test_sparse_features", "test_state_analyses",
-                 "test_loss_over_time", "test_attribution_page", "test_panel_page",
-                 "test_recording", "test_kickstarting", "test_maze_behaviour", "test_samples",
+LONGEST_FIRST = ("test_pipeline", "test_distributed", "test_world_card", "test_pages_common",
+                 "test_dream_page", "test_optimise_start", "test_saliency_checks", "test_beyond",
+                 "test_interventions", "test_gen_model_training", "test_world_samples",
+                 "test_world_training", "test_spatial", "test_fidelity", "test_probe_atlas",
+                 "test_explained_failure", "test_state_analyses", "test_maze_channels",
+                 "test_worlds", "test_maze_worlds", "test_commands", "test_hidden_analysis",
+                 "test_influences", "test_training", "test_maze_table", "test_maze_page",
+                 "test_memory_lesions", "test_sparse_features", "test_loss_over_time",
+                 "test_attribution_page", "test_panel_page", "test_maze_behaviour",
+                 "test_replaced_objects", "test_recording", "test_kickstarting", "test_samples",
                  "test_maze_steering", "test_saliency", "test_results", "test_level_labels")
 
 
