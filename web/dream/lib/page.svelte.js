@@ -125,10 +125,10 @@ export class Page {
     this.saliency = null
     this.problem = ''
     return this.#do(async (isLive) => {
+      await this.#openStart(view.start)
       this.view = { ...this.view, ...view, step: 0 }
       if (this.view.mode === 'recorded' && !this.start.actions) this.view.mode = 'sampled'
       this.edits = edits
-      await this.#openStart(view.start)
       const world = await this.#worldOf(view.world)
       if (!isLive()) return
       this.#begin(world)
