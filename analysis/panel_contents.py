@@ -162,7 +162,7 @@ def _variants(source: _Source) -> tuple[tuple[int | None, ...], tuple[str, ...]]
     and "" for published samples, which do not store them."""
     origins = [source.samples.origin(number) if source.samples.has_origin(number) else None
                for number in source.numbers]
-    return tuple(each and each.start for each in origins), tuple(
+    return tuple(None if each is None else each.start for each in origins), tuple(
         "" if each is None else ", ".join(filter(None, (
             "" if each.world is None else f"world {each.world + 1}", each.manual_action)))
         for each in origins)

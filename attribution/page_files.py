@@ -397,7 +397,8 @@ def _write_attributions(folder: AttributionPageFolder, content: PageContent, lay
         layer, output: indices of the layer and the output in the content.
 
     Returns:
-        The result of ``summarise``.
+        The indices, the number of steps ``lags`` of attributions over time, and the result of
+        ``summarise``.
     """
     names = content.layers[layer].name, content.outputs[output].name
     lags = content.lags(layer, output)
@@ -419,8 +420,9 @@ def _write_attributions(folder: AttributionPageFolder, content: PageContent, lay
         sizes.append(sample_sizes(arrays["cells"], content.layers[layer].gradients))
         gaps += [exact["gap"]] if "gap" in exact else []
         totals += [exact["totals"]] if "totals" in exact else []
-    return summarise(content, (layer, output), np.concatenate(sizes), np.concatenate(peaks), *(
-        np.concatenate(pieces) if pieces else None for pieces in (gaps, totals)))
+    return {"layer": layer, "output": output, "lags": lags, **summarise(
+        content.steps, content.tolerance, np.concatenate(sizes), np.concatenate(peaks),
+        *(np.concatenate(pieces) if pieces else None for pieces in (gaps, totals)))}
 
 
 def _encode_examples(examples: PageExamples) -> dict:

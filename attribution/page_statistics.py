@@ -5,14 +5,9 @@ Letters in shape comments: see ``attribution/page_files.py``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from attribution.trajectories import best_of_episodes
-
-if TYPE_CHECKING:
-    from attribution.page_files import PageContent
+from attribution.trajectories import Trajectories, best_of_episodes
 
 LEVELS = 127  # quantisation levels of a cell on each side of 0
 NUM_BINS = 24  # bins per histogram
@@ -49,20 +44,19 @@ def sample_sizes(cells: np.ndarray, is_gradient: bool) -> np.ndarray:
     return np.abs(some if is_gradient else some[..., :-1]).ravel()
 
 
-def summarise(content: PageContent, names: tuple[int, int], sizes: np.ndarray, peaks: np.ndarray,
+def summarise(steps: Trajectories, tolerance: float, sizes: np.ndarray, peaks: np.ndarray,
               gaps: np.ndarray | None, totals: np.ndarray | None) -> dict:
     """Compute statistics of a layer and an output over all trajectories.
 
     Args:
-        content: content of the page.
-        names: indices of the layer and the output in the content.
+        steps: the trajectories.
+        tolerance: accepted completeness error.
         sizes: |cells| of all trajectories, from ``sample_sizes``.
         peaks: largest |cell| of each step and feature (N, F).
         gaps: completeness error of each step (N,); None if the maps are not attributions.
         totals: sums of the attributions over cells (N, F + 1); None if ``gaps`` is None.
 
     Returns:
-        - ``layer``, ``output``: the indices
         - ``scales``: for each feature, the median over frames of its largest |cell|; the page gives
           full colour to this size, or to the largest |cell| of a frame if that is larger
         - ``quantiles``: of |cells|, by percentile; the page leaves out smaller cells
@@ -71,25 +65,21 @@ def summarise(content: PageContent, names: tuple[int, int], sizes: np.ndarray, p
           without errors
         - ``means``: mean totals of each feature and, last, the residual (F + 1,)
         - ``strongest``: for each feature, [trajectory, step, total] of the largest |totals|
-        - ``lags``: L
         - ``spread``: for each feature, a histogram over frames of the largest |cell|, with ``low``
           and ``high`` end and ``counts``
     """
-    layer, output = names
     features = () if totals is None else totals[:, :-1].T
     histograms = [np.histogram(peak, bins=NUM_BINS) for _, peak in zip(features, peaks.T)]
     return {
-        "layer": layer, "output": output,
         "scales": np.median(peaks, axis=0).astype(float).tolist(),
         "quantiles": {str(each): float(np.percentile(sizes, each)) for each in PERCENTILES},
         "gaps": None if gaps is None else {
             "median": float(np.median(gaps)), "most": float(np.quantile(gaps, 0.99)),
-            "largest": float(gaps.max()), "above": int((gaps > content.tolerance).sum()),
+            "largest": float(gaps.max()), "above": int((gaps > tolerance).sum()),
             "steps": len(gaps)},
         "means": [] if totals is None else totals.mean(axis=0).astype(float).tolist(),
-        "strongest": [[[*content.steps.place(step), float(feature[step])]
-                       for step in best_of_episodes(np.abs(feature), content.steps, NUM_STRONGEST)]
+        "strongest": [[[*steps.place(step), float(feature[step])]
+                       for step in best_of_episodes(np.abs(feature), steps, NUM_STRONGEST)]
                       for feature in features],
-        "lags": content.lags(layer, output),
         "spread": [{"low": float(edges[0]), "high": float(edges[-1]), "counts": counts.tolist()}
                    for counts, edges in histograms]}
