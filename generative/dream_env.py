@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -135,7 +135,7 @@ class DreamEnv(gymnasium.Env):
         >>> env.set_state(state)  # go back
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 15}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  declared by Gymnasium
 
     def __init__(self, model_file: str | Path | None = None, agent_file: str | Path | None = None,
                  data_dir: str | Path | None = None, *, simulator: Simulator | None = None,
@@ -181,7 +181,7 @@ class DreamVectorEnv(gymnasium.vector.VectorEnv):
     step that ends one, whose last frame is in ``info["final_obs"]``.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012  declared by Gymnasium
 
     def __init__(self, num_envs: int, model_file: str | Path | None = None,
                  agent_file: str | Path | None = None, data_dir: str | Path | None = None, *,
@@ -217,4 +217,5 @@ class DreamVectorEnv(gymnasium.vector.VectorEnv):
         return self._dreams.frames(slots), rewards, ended, late, info
 
 
-gymnasium.register("procgen/Dream-v0", entry_point=DreamEnv, vector_entry_point=DreamVectorEnv)
+gymnasium.register("procgen/Dream-v0", entry_point="generative.dream_env:DreamEnv",
+                   vector_entry_point="generative.dream_env:DreamVectorEnv")
