@@ -45,7 +45,7 @@ class ProcgenEnv(gymnasium.Env):
         >>> env.set_state(state)  # returns the frame of this state
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 (declared by the base class)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  declared by Gymnasium
 
     def __init__(self, env_name: str = "coinrun", distribution_mode: str = "easy", *,
                  use_backgrounds: bool = True, render_mode: str | None = None, **options: Any):
@@ -102,7 +102,7 @@ class ProcgenGymVectorEnv(gymnasium.vector.VectorEnv):
     An episode's end and the first frame of the next level come with the same step, as in Procgen.
     """
 
-    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 (declared by the base class)
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012  declared by Gymnasium
 
     def __init__(self, num_envs: int, env_name: str = "coinrun", distribution_mode: str = "easy",
                  *, use_backgrounds: bool = True, **options: Any):
@@ -153,5 +153,5 @@ class ProcgenGymVectorEnv(gymnasium.vector.VectorEnv):
 
 for game in GAMES:
     gymnasium.register(
-        f"procgen/{game}-v0", entry_point=ProcgenEnv, kwargs={"env_name": game},
-        vector_entry_point="envs.gymnasium_env:ProcgenGymVectorEnv")
+        f"procgen/{game}-v0", entry_point="envs.gymnasium_env:ProcgenEnv",
+        vector_entry_point="envs.gymnasium_env:ProcgenGymVectorEnv", kwargs={"env_name": game})

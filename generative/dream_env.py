@@ -135,7 +135,7 @@ class DreamEnv(gymnasium.Env):
         >>> env.set_state(state)  # go back
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 (declared by the base class)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  declared by Gymnasium
 
     def __init__(self, model_file: str | Path | None = None, agent_file: str | Path | None = None,
                  data_dir: str | Path | None = None, *, simulator: Simulator | None = None,
@@ -181,7 +181,7 @@ class DreamVectorEnv(gymnasium.vector.VectorEnv):
     step that ends one, whose last frame is in ``info["final_obs"]``.
     """
 
-    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 (declared by the base class)
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012  declared by Gymnasium
 
     def __init__(self, num_envs: int, model_file: str | Path | None = None,
                  agent_file: str | Path | None = None, data_dir: str | Path | None = None, *,
