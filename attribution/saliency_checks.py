@@ -61,7 +61,7 @@ from attribution.checking.prediction_scores import (
 )
 from attribution.checking.randomisation import cascade
 from attribution.config import ANALYSES
-from attribution.layers import Bottleneck, find_bottlenecks
+from attribution.layers import Bottleneck, find_bottlenecks, short_names
 from attribution.recordings import Recording
 from common.cli import count
 from common.devices import Compute
@@ -105,9 +105,9 @@ class SaliencyChecksOptions(SimulatorOptions):
 
     hidden: ClassVar[Collection[str]] = (*SimulatorOptions.hidden, "batch_size")
 
-    layers: tuple[str, ...] = option(
-        ("block2",), "short names or paths of layers from which the agent alone predicts",
-        metavar="LAYER")
+    layers: tuple[str, ...] | None = option(
+        None, "short names or paths of layers from which the agent alone predicts; if not given, "
+              "the second layer with a short name, such as block2 of IMPALA", metavar="LAYER")
     num_pairs: int = option(
         600, "number of pairs of a frame and an object; all levels of the recording are used if "
              "they have fewer", type=count)
@@ -216,7 +216,8 @@ def compare_predictions(options: SaliencyChecksOptions) -> ResultStore:
     if options.counterfactual:
         check_worlds(simulator)
     policy = simulator.agent.policy
-    layers = [layer for layer in find_bottlenecks(policy, options.layers) if layer.layer.is_map]
+    names = options.layers or tuple(short_names(policy))[1:2]
+    layers = [layer for layer in find_bottlenecks(policy, names) if layer.layer.is_map]
     if not layers:
         raise UserError("--layers names no layer with a spatial map; give block2 or block3, "
                         "for example")
@@ -230,7 +231,7 @@ def compare_predictions(options: SaliencyChecksOptions) -> ResultStore:
     store.open({
         "agent_sha256": agent_sha256(options.agent_file),
         "model_sha256": sha256(options.model_file), "recording_sha256": recording.sha256,
-        "seed": options.seed, "layers": options.layers, "num_pairs": options.num_pairs,
+        "seed": options.seed, "layers": names, "num_pairs": options.num_pairs,
         "num_randomised": options.num_randomised, "lags": LAGS,
         "precision": options.compute.precision,
         **({"counterfactual": True} if options.counterfactual else {})}, options.overwrite)

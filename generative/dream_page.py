@@ -126,7 +126,7 @@ def hidden_axes(policy: Policy, hidden: np.ndarray) -> list[Axis]:
             "up rather than not": weight[up > 0].mean(0) - weight[up <= 0].mean(0)}
     centred = hidden - hidden.mean(axis=0)
     _, sizes, components = np.linalg.svd(centred, full_matrices=False)
-    shares = sizes ** 2 / (sizes ** 2).sum()
+    shares = sizes ** 2 / max((sizes ** 2).sum(), 1e-12)  # equal states have no variance
     for i in range(min(NUM_COMPONENTS, len(components))):
         axes[f"PC {i + 1} ({100 * shares[i]:.0f} % of variance)"] = components[i]
     found = []
