@@ -111,9 +111,10 @@ def test_manifest_names_what_there_is(exported):
     assert manifest["experiment"] == HOSTILE_NAME
     assert manifest["sets"] == [
         {"name": UNALTERED, "numbers": [*range(NUM_SAMPLES)], "num_steps": NUM_STEPS,
-         "unaltered": None},
+         "unaltered": None, "starts": [*range(NUM_SAMPLES)], "variants": [""] * NUM_SAMPLES},
         {"name": SWAPPED, "numbers": [*range(NUM_SWAPPED)], "num_steps": NUM_STEPS,
-         "unaltered": UNALTERED}]
+         "unaltered": UNALTERED, "starts": [*range(NUM_SWAPPED)],
+         "variants": [""] * NUM_SWAPPED}]
     assert manifest["saliency"] == [
         {"name": name, "title": title, "steps": [READ_AT], "samples": number}
         for name, title, number in zip(TYPES, TITLES, (TOTAL, NUM_SAMPLES - 1, 9, 9))]

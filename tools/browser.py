@@ -46,7 +46,7 @@ def opened_page(browser: Browser, address: str, **context: Any) -> Iterator[Page
     """
     pages = browser.new_context(**context)
     page = pages.new_page()
-    page.set_default_timeout(15_000)  # milliseconds; slow machines need more than the usual 30 s
+    page.set_default_timeout(300_000)  # milliseconds; slow machines need more than the usual 30 s
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text)
