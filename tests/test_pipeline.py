@@ -728,8 +728,8 @@ def test_report_has_the_numbers_of_the_stages(finished):
     influences = read_only(finished, "analysis/dyn_grad_comparison_data/agreement.csv")
     effects = read_only(finished, "analysis/interventions/effects.csv")
     effects = effects[effects["control"] == False]  # noqa: E712
-    successes = effects[effects["outcome"] == "success"].set_index("effect")
-    largest = max(successes.index, key=abs)
+    successes = effects[effects["outcome"] == "success"]
+    largest = successes.loc[successes["effect"].abs().idxmax()]
     unseen = read_only(finished, "agent/**/log.csv")["val_mean_episode_rewards"].iloc[-1]
     held_out = read_only(finished, "simulator/**/progress.csv")["held_out_loss"].iloc[-1]
     played = json.loads((finished / "evaluation.json").read_text())
@@ -756,10 +756,10 @@ def test_report_has_the_numbers_of_the_stages(finished):
         "consistency": f"none of {len(influences)} influences is tested, because a test needs at "
                        "least 8 samples",
         "interventions": f"none of {len(effects)} effects can be claimed, because a claim needs "
-                         f"at least 19 controls; largest change of the success: {largest:+.2f} "
+                         "at least 19 controls; largest change of the success: {effect:+.2f} "
                          "({low_95:+.2f} to {high_95:+.2f}), {label}; controls "
                          "{control_low:+.2f} to {control_high:+.2f}".format(
-                             **successes.loc[largest]),
+                             **largest),
         "panel": "6 samples"}
     page = (finished / REPORT / PAGE_NAME).read_text()
     table = re.findall(r'<tr><td>(?:<a [^>]*>)?(\w+)(?:</a>)?</td>\s*<td>done</td>(?:<td class='
