@@ -37,6 +37,7 @@ from stats.report import format_interval
 _CLAIMS = {"attribution": ATTRIBUTION_CLAIMS, "maze": MAZE_CLAIMS, "memory": MEMORY_CLAIMS}
 _EFFECTS = {"label": str, "outcome": str, "control": bool, "claimed": bool, **dict.fromkeys(
     ("num_controls", "effect", "low_95", "high_95", "control_low", "control_high"), float)}
+_GAPS = ("control_low", "control_high")  # empty without controls
 _SPECIFICITY = {"correlations": tuple[float | None, ...]}
 
 
@@ -130,13 +131,14 @@ def influences(output: Path, folder: str) -> str:
 
 def effects(output: Path, folder: str) -> str:
     """Count the claimed effects of a study, and report the largest effect on its first outcome."""
-    table = read_table(output / folder / "effects.csv", _EFFECTS)
+    table = read_table(output / folder / "effects.csv", _EFFECTS, _GAPS)
     outcome = table[(table["outcome"] == table["outcome"].iloc[0]) & ~table["control"]]
     row = outcome.loc[outcome["effect"].abs().idxmax()]
     interval = format_interval(row["effect"], row["low_95"], row["high_95"], "+.2f")
+    controls = "" if np.isnan(row["control_low"]) else (
+        f"; controls {row['control_low']:+.2f} to {row['control_high']:+.2f}")
     return (f"{claims_summary(table)}; largest change of the "
-            f"{row['outcome'].replace('_', ' ')}: {interval}, {row['label']}; controls "
-            f"{row['control_low']:+.2f} to {row['control_high']:+.2f}")
+            f"{row['outcome'].replace('_', ' ')}: {interval}, {row['label']}{controls}")
 
 
 def failures(output: Path, folder: str) -> str:

@@ -40,12 +40,14 @@ from attribution.page_bookmarks import find_opening
 from attribution.page_files import FORMAT, AttributionPageFolder
 from attribution.results import INPUT, read_features
 from attribution.trajectories import advantages_of
-from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
+from common.game_constants import ACTION_DIRECTIONS
 from common.page_files import data_script
 from common.results import ResultStore
+from envs.objects import action_labels
 from tools.browser import SHOWN, opened_page, served
 
 pytestmark = needs_browser
+LABELS = action_labels("fruitbot")
 COUNTER = itertools.count()
 
 
@@ -91,7 +93,11 @@ def pressed(page):
 
 def sign_of(action):
     """Return the text in the sign of an action, which is an arrow if it has a direction."""
-    return f"{action} " if action >= 9 else ""
+    if action < 9:
+        return ""
+    number = re.search(r"\d+", LABELS[action])
+    initials = "".join(word[0].upper() for word in LABELS[action].split()[:2])
+    return f"{number[0] if number else initials} "
 
 
 def section(page, name):
@@ -120,7 +126,7 @@ def test_a_frame_shows_its_numbers(page, run, reference, advantages):
         action, share = steps.action[at], np.exp(steps.log_probs[at, steps.action[at]])
         assert [found[name] for name in ("Episode", "Level", "Action")] == [
             str(steps.episode[at]), str(steps.level[at]),
-            f"{sign_of(action)}{ACTION_LABELS[action]} {100 * share:.0f} %"]
+            f"{sign_of(action)}{LABELS[action]} {100 * share:.0f} %"]
         assert ("new episode" in found["Frame"]) == (at in (0, first_end + 1))
         match = re.search(r"reward (\S+)", found["Frame"])
         assert (parse_number(match[1]) if match else 0) == pytest.approx(
@@ -144,7 +150,7 @@ def test_the_pad_has_the_policy_by_direction(page, run):
     assert page.locator(".other").inner_text() == f"other {100 * shares[keys[~named]].sum():.0f} %"
     texts = page.locator(".others li").all_inner_texts()[:-1]
     assert [" ".join(text.split()) for text in texts] == [
-        f"{sign_of(key)}{ACTION_LABELS[key]} {100 * shares[key]:.0f} %"
+        f"{sign_of(key)}{LABELS[key]} {100 * shares[key]:.0f} %"
         for key in sorted(keys[named], key=lambda key: -shares[key])]
     taken = page.locator(".policy .taken")
     assert taken.count() == 1

@@ -454,7 +454,7 @@ def test_script_writes_losses_table_plot_and_settings(
     strips = sorted(folder.glob("truth_above_imagination_*.png"))
     assert {path.name for path in folder.iterdir()} == expected | objects | {
         "loss_over_time_plot.png", "loss_over_time.csv", "settings.json", "fidelity.npz",
-        "fidelity_card.png", *(path.name for path in strips)}
+        "fidelity_card.png", "objects_over_time_plot.png", *(path.name for path in strips)}
     assert all(np.load(folder / name).shape == (12, 12) for name in expected)
     picture = np.asarray(Image.open(strips[0]))  # every other step of 12
     assert picture.shape == (2 * 132 - 4, 6 * 132 - 4, 3)

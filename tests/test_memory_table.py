@@ -28,7 +28,7 @@ from stats.claims import FINDINGS_NAME, TABLE_NAME
 
 EFFECT = {"control": False, "unaltered": 0.9, "altered": 0.2, "effect": -0.7, "low_95": -0.8,
           "high_95": -0.6, "p": 1e-4, "p_holm": 1e-3, "p_control": 0.05, "claimed": True,
-          "num_controls": 19}
+          "num_controls": 19, "control_low": -0.1, "control_high": 0.05}
 LABEL = {"group": "g", "probe": "linear", "hidden_state": 0.7, "low_95_hidden": 0.6,
          "high_95_hidden": 0.8, "baseline": "embedding", "baseline_probe": "linear",
          "baseline_score": 0.5, "difference": 0.2, "low_95": 0.1, "high_95": 0.3, "p": 1e-4,
@@ -91,6 +91,8 @@ def test_stages_summarise_their_results(studies, tmp_path):
     results = [stages[name].result(tmp_path) for name in (
         "memory_lesions", "probe_atlas", "probe_interventions", "sparse_features")]
     assert results[0].startswith("4 of 4 tested effects")
+    assert results[0].endswith("largest change of the success: -0.70 (-0.80 to -0.60), "
+                               "reset_always; controls -0.10 to +0.05")
     assert results[1].startswith("2 of 3 labels")
     assert results[2].startswith("0 of 1 tested effect (1 alteration, ")
     assert "92%" in results[3] and "87%" in results[3]
