@@ -26,7 +26,7 @@ from pipeline.stage_files import all_stages, page_of
 from pipeline.submission import Submitter, print_status
 
 FORBIDDEN = set("/\\\0")
-SECONDS_BETWEEN_PAGES = 25
+SECONDS_BETWEEN_PAGES = 45
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
