@@ -15,6 +15,7 @@ Letters in shape comments: S units of the module's state, F inputs of the heads.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import runpy
 import sys
@@ -45,6 +46,27 @@ class _Body(nn.Module):
         logits, values, *state = self.module(
             frames.permute(0, 2, 3, 1) if self.channels_last else frames, *memory)
         return self.read(logits, values), *state
+
+
+@dataclasses.dataclass(frozen=True)
+class _Heads:
+    """Linear layers that compute logits and values.
+
+    Attributes:
+        names: names of both in the module.
+        layers: both layers.
+        inputs: their inputs when the module was run, (2, F) each.
+    """
+
+    names: list[str]
+    layers: list[nn.Linear]
+    inputs: list[Tensor]
+
+    @property
+    def share(self) -> bool:
+        """Whether both read the same features."""
+        first, second = self.inputs
+        return first.shape == second.shape and torch.equal(first, second)
 
 
 def _join(logits: Tensor, values: Tensor) -> Tensor:
@@ -174,7 +196,7 @@ def wrap(module: nn.Module, *, state_size: int = 0, channels_last: bool = False,
         policy = WrappedPolicy(body, None, learned_initial_state=False)
     _set_heads(policy, heads, begin)
     policy = policy.to(inputs[0].device).eval()
-    policy.known_layers = _measured_layers(policy, [head[1] for head in heads[0]] if heads else [])
+    policy.known_layers = _measured_layers(policy, heads.layers if heads else [])
     return policy
 
 
@@ -221,8 +243,7 @@ def _probe_inputs(module: nn.Module, state_size: int) -> tuple[Tensor, ...]:
 
 
 @torch.no_grad()
-def _find_heads(body: _Body, inputs: tuple[Tensor, ...]
-                ) -> tuple[list[tuple[str, nn.Linear]], list[Tensor]] | None:
+def _find_heads(body: _Body, inputs: tuple[Tensor, ...]) -> _Heads | None:
     """Find the linear layers that compute logits and values, and their inputs; None if there are
     none. Raise UserError unless the outputs are as ``wrap`` describes."""
     calls: list[tuple[str, nn.Linear, Tensor, Tensor]] = []
@@ -260,21 +281,19 @@ def _find_heads(body: _Body, inputs: tuple[Tensor, ...]
         if len(matching) != 1:
             return None
         found += matching
-    return [(name, part) for name, part, _, _ in found], [entry for _, _, entry, _ in found]
+    names, layers, entering, _ = map(list, zip(*found))
+    return _Heads(names, layers, entering)
 
 
 @torch.no_grad()
-def _remove_heads(body: _Body, heads: tuple[list[tuple[str, nn.Linear]], list[Tensor]],
-                  inputs: tuple[Tensor, ...]) -> bool:
+def _remove_heads(body: _Body, heads: _Heads, inputs: tuple[Tensor, ...]) -> bool:
     """Replace heads by identities, so that the module returns their inputs. Leave the module
     unchanged and return False if it does not."""
-    modules, features = heads
-    shared = torch.equal(*features) if features[0].shape == features[1].shape else False
-    replaced = modules[:1] if shared else modules
+    replaced = list(zip(heads.names, heads.layers))[:1 if heads.share else 2]
     for name, _ in replaced:
         _set_module(body.module, name, nn.Identity())
-    body.read = _first if shared else _join
-    wanted = features[0] if shared else torch.cat(features, dim=-1)
+    body.read = _first if heads.share else _join
+    wanted = heads.inputs[0] if heads.share else torch.cat(heads.inputs, dim=-1)
     try:
         if torch.equal(body.run(*inputs)[0], wanted):
             return True
@@ -292,23 +311,20 @@ def _set_module(root: nn.Module, name: str, module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _set_heads(policy: Policy, heads: tuple[list[tuple[str, nn.Linear]], list[Tensor]] | None,
-               begin: int) -> None:
+def _set_heads(policy: Policy, heads: _Heads | None, begin: int) -> None:
     """Set the policy's heads to those of the module, or to copies of the features; ``begin`` is the
     position of the features in the hidden state."""
-    shared = heads is not None and torch.equal(*heads[1]) if (
-        heads and heads[1][0].shape == heads[1][1].shape) else False
     for number, ours in enumerate((policy.fc_policy, policy.fc_value)):
         nn.init.zeros_(ours.weight)
         nn.init.zeros_(ours.bias)
         weight = torch.eye(ours.out_features)
         if heads is not None:
-            theirs = heads[0][number][1]
+            theirs = heads.layers[number]
             weight = theirs.weight
             if theirs.bias is not None:
                 ours.bias.copy_(theirs.bias)
         ours.weight[:, begin:begin + weight.shape[1]] = weight
-        begin += 0 if shared else weight.shape[1]
+        begin += 0 if heads is not None and heads.share else weight.shape[1]
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 For recorded views, a search varies the noise from which the prior generates the squares that are
 not in view. The result is compared with the best of as many random worlds, reduced to the smallest
 change of the most plausible world that has the effect, and checked: is this world plausible, and
-does the effect persist if all other squares are generated anew?
+does the effect persist if all other squares are generated again?
 
 The *most plausible world* of a view is the one that the prior generates from noise of zeros.
 
@@ -65,7 +65,7 @@ class BeyondOptions(ViewOptions):
     num_evaluations: int = option(
         256, "worlds that a search evaluates for an aim, and random worlds it is compared with",
         type=whole(8, 100_000))
-    num_redrawn: int = option(8, "times that all squares outside the change are generated anew",
+    num_redrawn: int = option(8, "times that all squares outside the change are generated again",
                               type=count)
     output_dir: Path = option(Path("beyond"), "folder to write to")
 

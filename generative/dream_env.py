@@ -9,7 +9,6 @@ simulator's prior draws. Its end is drawn with the probability that the simulato
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,9 @@ from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import FRAME_SIZE, NUM_ACTIONS
 from generative.imagining import load_simulator, random_starts
-from generative.simulated_game import MODE, FrameState, SimulatedGame
+from generative.simulated_game import FrameState, SimulatedGame
 from generative.simulator import Simulator, Start
-from generative.start_worlds import sampled_world, world_seeds
+from generative.start_worlds import recorded_starts, world_seeds
 
 FRAMES = spaces.Box(0, 255, (FRAME_SIZE, FRAME_SIZE, 3), np.uint8)
 _SEEDS = 2**31 - 1
@@ -79,14 +78,11 @@ class _Dreams:
         simulator, count = self.simulator, self.simulator.config.num_init_steps
         device = next(simulator.parameters()).device
         images = as_images(episode.frames[row + 1 - count:row + 1]).to(device)[:, None]
-        vectors, world = simulator.encode(images), None
-        if simulator.squares is not None:
-            world = sampled_world(simulator, vectors, images[-1], world_seeds([(world_seed,)]))
-        start = simulator.start_from(vectors, MODE, world=world)
         actions = torch.tensor(episode.steps["action"].to_numpy()[row - 1:row], device=device)
-        return dataclasses.replace(
-            start, action=simulator.one_hot_actions(actions),
-            agent_hidden=torch.from_numpy(episode.hidden_states[row:row + 1]).to(device))
+        return recorded_starts(
+            simulator, simulator.encode(images), images[-1],
+            torch.from_numpy(episode.hidden_states[row:row + 1]).to(device), actions,
+            world_seeds([(world_seed,)]).to(device))
 
     def step(self, slots: Sequence[int], actions: Sequence[int], rngs: Sequence[np.random.Generator]
              ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

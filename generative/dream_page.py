@@ -35,8 +35,8 @@ from generative.dream_programs import (
     surround_program,
 )
 from generative.dream_starts import PageStart, recorded_page_starts, sampled_page_starts
-from generative.networks import LatentSampler
 from generative.runs import open_simulator
+from generative.simulated_game import MODE
 from generative.simulator import Simulator
 
 NUM_COMPONENTS = 8  # principal components of the hidden state
@@ -107,8 +107,7 @@ def _name(file: Path) -> str:
 @torch.no_grad()
 def first_frames(simulator: Simulator, starts: Sequence[PageStart]) -> np.ndarray:
     """Return the first frame of each start, uint8 (N, 64, 64, 3)."""
-    draw = LatentSampler("mode")
-    images: list[Tensor] = [simulator.imagine(start.start, draw, 1)[0].images for start in starts]
+    images: list[Tensor] = [simulator.imagine(start.start, MODE, 1)[0].images for start in starts]
     return to_frames(torch.cat(images))
 
 

@@ -15,16 +15,12 @@ import torch
 from common.errors import UserError
 from common.game_constants import FRAME_SIZE
 from generative.dataset import RolloutDataset
-from generative.dream_life import TIME_LIMIT
 from generative.imagining import random_starts
-from generative.networks import LatentSampler
-from generative.recorded_views import NEAR_END, RecordedView, choose_views
+from generative.recorded_views import NEAR_END, RecordedView, choose_views, end_of
 from generative.simulator import Simulator, Start
 from generative.squares import World
-from generative.start_worlds import rounded, world_seeds
+from generative.start_worlds import recorded_starts, rounded, world_seeds
 
-DEATH, COIN, TIME = "death", "reward", "time limit"  # ends of episodes
-_MODE = LatentSampler("mode")
 _BATCH = 16  # starts whose worlds are sampled at once
 
 
@@ -111,17 +107,14 @@ def _recorded(simulator: Simulator, dataset: RolloutDataset, places: Sequence[Re
         actions.append(int(dataset.folder.steps(place.episode)["action"].iloc[place.frame - 1]))
     images = torch.from_numpy(np.stack(frames, axis=1)).float() / 255  # (I, B, C, H, W)
     seeds = world_seeds([(seed, first + i) for i in range(len(places))])
-    start = simulator.start_from(simulator.encode(images), _MODE, images=images[-1], seeds=seeds)
+    start = recorded_starts(simulator, simulator.encode(images), images[-1],
+                            torch.from_numpy(np.stack(hidden)), torch.tensor(actions), seeds)
     known = None
     if start.world is not None:
         assert simulator.squares is not None
-        start = dataclasses.replace(start, world=rounded(start.world))
-        assert start.world is not None
         _, known = simulator.squares.read(images[-1], start.world.corner,
                                           start.world.squares.shape[1])
-    start = dataclasses.replace(
-        start, agent_hidden=torch.from_numpy(np.stack(hidden)),
-        action=simulator.one_hot_actions(torch.tensor(actions)))
+        start = dataclasses.replace(start, world=rounded(start.world))
     return [PageStart(row, int(seeds[i]), _kept(simulator, row.world, None if known is None
                                                 else known[i].numpy()),
                       _truth(dataset, place, num_steps))
@@ -151,11 +144,10 @@ def _kept(simulator: Simulator, world: World | None, known: np.ndarray | None
 
 def _truth(dataset: RolloutDataset, place: RecordedView, num_steps: int) -> Truth:
     """Read how the game went on. The last recorded frame of an episode shows no level."""
-    steps, frames = dataset.folder.steps(place.episode), dataset.folder.array_files(
-        place.episode).frames
-    last = frames.shape[0] - 1
+    steps = dataset.folder.steps(place.episode)
+    frames = dataset.folder.array_files(place.episode).frames
+    last, kind = end_of(dataset, place.episode)
     end = min(place.frame + num_steps, last)
-    kind = TIME if last >= TIME_LIMIT else COIN if steps["reward"].max() > 0 else DEATH
     rows = slice(place.frame, end)
     return Truth(place.episode, place.frame, int(steps["level_seed"].iloc[0]),
                  np.moveaxis(frames.rows(place.frame, end), 1, -1),

@@ -38,7 +38,7 @@ _UNLIKE = 0.08  # difference to the colours of the world from which pixels show 
 @torch.no_grad()
 def fill(simulator: Simulator, images: Tensor, vectors: Tensor, world: World, hole: Tensor,
          seeds: Tensor) -> tuple[Tensor, World]:
-    """Generate the squares of holes anew, in the world and in the initial frames.
+    """Generate the squares of holes again, in the world and in the initial frames.
 
     Pixels of the player are kept. Simulate the result from ``filled_start``.
 
@@ -64,7 +64,7 @@ def fill(simulator: Simulator, images: Tensor, vectors: Tensor, world: World, ho
 @torch.no_grad()
 def generate(simulator: Simulator, vectors: Tensor, world: World, hole: Tensor, seeds: Tensor
              ) -> World:
-    """Generate the squares of holes anew, in the world alone; see ``fill``."""
+    """Generate the squares of holes again, in the world alone; see ``fill``."""
     world = world.as_probabilities(len(check_worlds(simulator).templates))
     start = filled_start(simulator, vectors, world)
     camera = camera_globals(split_state(start.env_h, simulator.config).camera)

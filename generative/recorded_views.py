@@ -22,6 +22,7 @@ from generative.start_worlds import check_prior, world_seeds
 from generative.surroundings import View
 from generative.world_contents import name_classes, recorded_worlds
 
+DEATH, COIN, TIME = "death", "reward", "time limit"  # ends of episodes
 NEAR_END = range(4, 17)  # actions between a view and the recorded end, in one half of the views
 _STREAM = 11  # random stream; part of the seed
 
@@ -37,6 +38,13 @@ class RecordedView(WindowPlace):
     near_end: bool
 
 
+def end_of(dataset: RolloutDataset, episode: int) -> tuple[int, str]:
+    """Return the last row of a recorded episode, whose frame shows no level, and how it ended."""
+    last = dataset.folder.array_files(episode).frames.shape[0] - 1
+    is_coin = dataset.folder.steps(episode)["reward"].max() > 0
+    return last, TIME if last >= TIME_LIMIT else COIN if is_coin else DEATH
+
+
 def choose_views(dataset: RolloutDataset, number: int, seed: int) -> list[RecordedView]:
     """Draw recorded frames, at most one per episode.
 
@@ -48,19 +56,17 @@ def choose_views(dataset: RolloutDataset, number: int, seed: int) -> list[Record
         UserError: if the recording has too few episodes.
     """
     rng, first = np.random.default_rng([seed, _STREAM]), dataset.num_init_steps - 1
-    deaths: list[tuple[RecordedView, RecordedView]] = []  # near the end, anywhere
-    coins: list[tuple[RecordedView, RecordedView]] = []
-    others: list[tuple[RecordedView, RecordedView]] = []
+    ends: dict[str, list[tuple[RecordedView, RecordedView]]] = {  # near the end, anywhere
+        DEATH: [], COIN: [], TIME: []}
     for episode in rng.permutation(np.unique(dataset.episodes)).tolist():
-        steps = dataset.folder.steps(episode)
-        last = dataset.folder.array_files(episode).frames.shape[0] - 1  # terminal row
+        last, end = end_of(dataset, episode)
         if last - NEAR_END[0] < first:
             continue
         away = rng.integers(NEAR_END[0], min(NEAR_END[-1], last - first) + 1)
         frame = int(rng.integers(first, last - NEAR_END[0] + 1))
-        found = (RecordedView(episode, int(last - away), True), RecordedView(episode, frame, False))
-        is_coin = steps["reward"].max() > 0
-        (others if last >= TIME_LIMIT else coins if is_coin else deaths).append(found)
+        ends[end].append((RecordedView(episode, int(last - away), True),
+                          RecordedView(episode, frame, False)))
+    deaths, coins, others = ends.values()
     views: list[RecordedView] = []
     while len(views) < number:
         near = len(views) % 2 == 0

@@ -19,7 +19,7 @@ from generative.batches import EnvState
 from generative.networks import Draw, LatentSampler, clamp_image
 from generative.simulator import Simulator, Start
 from generative.squares import World
-from generative.start_worlds import sampled_world, world_seeds
+from generative.start_worlds import recorded_starts, rounded, world_seeds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -183,14 +183,14 @@ def survival_of_actions(simulator: Simulator, compute: Compute, start: RecordedS
     def begin(numbers: Sequence[int]) -> Start:
         rows = torch.tensor(list(numbers)) % num_worlds
         with compute.autocast():
-            vectors = simulator.encode(images).float().expand(len(rows), -1)
-            world = None if simulator.squares is None else sampled_world(
-                simulator, vectors, images[-1].expand(len(rows), -1, -1, -1), seeds[rows])
-            simulated = simulator.start_from(vectors, MODE, world=world)
-        return dataclasses.replace(
-            simulated, agent_hidden=torch.from_numpy(hidden).to(compute.device).expand(
-                len(rows), -1), action=simulator.one_hot_actions(torch.full(
-                (len(rows),), last_action, device=compute.device)))
+            simulated = recorded_starts(
+                simulator, simulator.encode(images).float().expand(len(rows), -1),
+                images[-1].expand(len(rows), -1, -1, -1),
+                torch.from_numpy(hidden).to(compute.device).expand(len(rows), -1),
+                torch.full((len(rows),), last_action, device=compute.device),
+                seeds[rows].to(compute.device))
+        return simulated if simulated.world is None else dataclasses.replace(
+            simulated, world=rounded(simulated.world))
 
     runs = [Run(place * num_worlds + world, place * num_worlds + world, [action], world)
             for place, action in enumerate(actions) for world in range(num_worlds)]

@@ -19,7 +19,7 @@ from common.devices import Compute
 from common.errors import UserError
 from generative.networks import LatentSampler
 from generative.prior import Prior
-from generative.simulator import Simulator
+from generative.simulator import Simulator, Start
 from generative.squares import World
 
 
@@ -33,6 +33,23 @@ def rounded(world: World) -> World:
     """Round the numbers of a world to half precision, as in sample files."""
     return dataclasses.replace(world, **{name: getattr(world, name).half().float() for name in (
         "squares", "places", "velocities")})
+
+
+@torch.no_grad()
+def recorded_starts(simulator: Simulator, vectors: Tensor, images: Tensor, hidden: Tensor,
+                    actions: Tensor, seeds: Tensor) -> Start:
+    """Return starts of simulations at recorded frames, in sampled worlds.
+
+    Args:
+        vectors: bottleneck vectors of the initial frames (B, V).
+        images: last initial frames (B, C, H, W) in [0, 1], off which the squares in view are read.
+        hidden: hidden states that enter the agent at these frames (B, D).
+        actions: actions that led to these frames, int64 (B,).
+        seeds: seeds of the surroundings, int64 (B,).
+    """
+    start = simulator.start_from(vectors, LatentSampler("mode"), images=images, seeds=seeds)
+    return dataclasses.replace(start, agent_hidden=hidden,
+                               action=simulator.one_hot_actions(actions))
 
 
 def on(world: World | None, compute: Compute) -> World | None:

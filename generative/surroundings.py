@@ -30,6 +30,7 @@ from generative.simulator import Simulator, Start
 from generative.spatial import split_state
 from generative.squares import World
 from generative.start_optimisation.prior_starts import TIMES
+from generative.start_worlds import recorded_starts
 from generative.world_tables import event_probability
 
 DEATH, TURN, VALUE = AIMS = ("death", "turn", "value")
@@ -159,10 +160,9 @@ class View:
         seeds = torch.tensor([seed], device=compute.device)
         with compute.autocast():
             vectors = simulator.encode(images).float()
-            start = simulator.start_from(vectors, _MODE, images=images[-1], seeds=seeds)
-        start = dataclasses.replace(
-            start, agent_hidden=torch.from_numpy(hidden).to(compute.device),
-            action=simulator.one_hot_actions(torch.tensor([action], device=compute.device)))
+            start = recorded_starts(
+                simulator, vectors, images[-1], torch.from_numpy(hidden).to(compute.device),
+                torch.tensor([action], device=compute.device), seeds)
         squares, world = simulator.squares, start.world
         assert squares is not None and world is not None
         size, num = squares.pixels_per_square, world.squares.shape[1]

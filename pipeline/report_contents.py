@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from PIL import Image, ImageDraw, ImageFont
 
 from agents.run_folder import read_log
@@ -71,6 +72,14 @@ def effects_table(output: Path) -> dict[str, Any]:
         "folded_caption": f"The {len(rows[False])} effects that are not claimed"}
 
 
+def card_rows_at_step(output: Path) -> tuple[int, pd.DataFrame]:
+    """Return a step early enough for all simulators, and the card's rows of this step by kind and
+    predictor."""
+    table = ResultStore(output / "loss_over_time", LOSS_OVER_TIME).read("table")
+    step = max(step for step in SUMMARY_STEPS[:-1] if (table["step"] == step).any())
+    return step, table[table["step"] == step].set_index(["kind", "predictor"]).sort_index()
+
+
 class Check(NamedTuple):
     """A check of a result: whether it passed, or None if it cannot be told, and what was found."""
 
@@ -92,9 +101,7 @@ def card_checks(output: Path) -> list[Check]:
     A check passes if the simulator is better and the intervals do not overlap. If they overlap, it
     cannot be told.
     """
-    table = ResultStore(output / "loss_over_time", LOSS_OVER_TIME).read("table")
-    step = max(step for step in SUMMARY_STEPS[:-1] if (table["step"] == step).any())
-    rows = table[table["step"] == step].set_index(["kind", "predictor"]).sort_index()
+    step, rows = card_rows_at_step(output)
     checks = []
     for title, kind, baseline, is_higher, digits in _BASELINES:
         if not {(kind, SIMULATOR), (kind, baseline)} <= set(rows.index):

@@ -21,15 +21,14 @@ from common.config import check_entries
 from common.files import read_array, read_bytes, read_description, read_json
 from common.results import ResultStore
 from common.tables import format_count, read_table
-from generative.card_tables import SUMMARY_STEPS
 from generative.fidelity import PSNR
-from generative.loss_over_time import LAST_FRAME, LOSS_OVER_TIME, SIMULATOR
+from generative.loss_over_time import LAST_FRAME, SIMULATOR
 from generative.runs import newest_simulator_run, read_progress
 from interventions.scan_study import SCANNED
 from maze.field.results import FIELDS_FILES, UNPATCHED
 from maze.studies.claims import CLAIMS as MAZE_CLAIMS
 from pipeline.records import find
-from pipeline.report_contents import attribution_checks
+from pipeline.report_contents import attribution_checks, card_rows_at_step
 from pipeline.stage import agent_experiment, simulator_experiment
 from stats.effects import claims_summary
 from stats.report import format_interval
@@ -79,15 +78,12 @@ def recording(output: Path, folder: str) -> str:
     return f"{index['episode'].nunique()} episodes, {len(index)} frames"
 
 
-def image_quality(output: Path, folder: str) -> str:
+def image_quality(output: Path, _folder: str) -> str:
     """Report the PSNR of the simulator and of the last frame, after some steps."""
-    table = ResultStore(output / folder, LOSS_OVER_TIME).read("table")
-    table = table[table["kind"] == PSNR].set_index("predictor")
-    step = max(step for step in SUMMARY_STEPS[:-1] if (table["step"] == step).any())
-    rows = table[table["step"] == step]
-    own = rows.loc[SIMULATOR]
+    step, rows = card_rows_at_step(output)
+    own, last = (rows.loc[PSNR, name] for name in (SIMULATOR, LAST_FRAME))
     return (f"PSNR is {format_interval(own['mean'], own['low_95'], own['high_95'], '.1f')} dB at "
-            f"step {step}, and {rows.loc[LAST_FRAME, 'mean']:.1f} dB if the last frame is repeated")
+            f"step {step}, and {last['mean']:.1f} dB if the last frame is repeated")
 
 
 def variance(output: Path, folder: str) -> str:

@@ -731,6 +731,9 @@ def test_report_has_the_numbers_of_the_stages(finished):
     effects = effects[effects["control"] == False]  # noqa: E712
     successes = effects[effects["outcome"] == "success"]
     largest = successes.loc[successes["effect"].abs().idxmax()]
+    complete = read_only(finished, "analysis/attribution/checks/completeness.csv")["met"].all()
+    deletion = read_only(finished, "analysis/attribution/checks/deletion.csv")
+    better = deletion["above"][deletion["other"] == "random"].all()
     unseen = read_only(finished, "agent/**/log.csv")["val_mean_episode_rewards"].iloc[-1]
     held_out = read_only(finished, "simulator/**/progress.csv")["held_out_loss"].iloc[-1]
     played = json.loads((finished / "evaluation.json").read_text())
@@ -761,6 +764,7 @@ def test_report_has_the_numbers_of_the_stages(finished):
                          "{}, {label}; controls {control_low:+.2f} to {control_high:+.2f}".format(
                              format_interval(*largest[["effect", "low_95", "high_95"]], "+.2f"),
                              **largest),
+        "attribution_checks": f"{complete + better:d} of 2 checks of the attributions pass",
         "panel": "6 samples"}
     page = (finished / REPORT / PAGE_NAME).read_text()
     table = re.findall(r'<tr><td>(?:<a [^>]*>)?(\w+)(?:</a>)?</td>\s*<td>done</td>(?:<td class='
