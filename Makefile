@@ -24,7 +24,7 @@ $(VENV)/installed: requirements.txt setup.py
 	@touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/python run_pipeline.py --preset demo --output_dir $(DEMO)
+	$(BIN)/python run_pipeline.py --preset demo --output_dir $(DEMO) --parallel 2
 
 # pytest starts one process more than there are cores, because some tests wait for other processes.
 # Each process has one thread, because most tests are too small for more. Each file runs in a single

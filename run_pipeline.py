@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from common.cli import count
 from common.config import yaml_given
+from common.devices import num_jobs
 from common.errors import Stopped, UserError, nearest
 from common.options import Options, command, option
 from common.shards import Shard, shard
@@ -53,6 +55,9 @@ class PipelineOptions(Options):
     accept: tuple[str, ...] | None = option(
         None, "run nothing, and mark the results of these stages as valid, after a change that "
               "does not affect them", metavar="STAGE")
+    parallel: int = option(
+        1, "number of stages that run at the same time; each gets an equal share of the cores",
+        type=count)
     force: bool = option(False, "run the selected stages again, regardless of their records")
     dry_run: bool = option(False, "print which stages would run and why, and run nothing")
     check_contents: bool = option(
@@ -149,23 +154,30 @@ def _run(options: PipelineOptions, hyperparams: dict[Path, dict]) -> int:
         if options.accept:
             print(*pipeline.accept(), sep="\n")
             return 0
-        outcomes = run_stages(pipeline, preset)
+        outcomes = run_stages(pipeline, preset, options.parallel)
         page = write_report(experiment, stages, page_of(preset))
     print_table(experiment, outcomes)
     print(f"\nopen {page.absolute()}")
-    *_, (_, _, status) = outcomes
-    return status
+    return next((status for _, _, status in outcomes if status), 0)
 
 
-def run_stages(pipeline: Pipeline, preset: Preset) -> list[tuple[Stage, Decision, int]]:
+def run_stages(pipeline: Pipeline, preset: Preset,
+               parallel: int = 1) -> list[tuple[Stage, Decision, int]]:
     """Run the stages; meanwhile, write the page again after a stage at intervals.
 
+    Args:
+        pipeline: the stages.
+        preset: preset of the stages.
+        parallel: number of stages that run at the same time.
+
     Returns:
-        See ``Pipeline.run``.
+        See ``Pipeline.run``; in the order of the stages.
     """
     experiment, page = pipeline.experiment, page_of(preset)
+    if parallel > 1:  # read by the libraries that the processes of the stages load
+        os.environ["OMP_NUM_THREADS"] = str(max(1, num_jobs() // parallel))
     outcomes, begun, written = [], time.monotonic(), -math.inf
-    for outcome in pipeline.run():
+    for outcome in pipeline.run(parallel):
         outcomes.append(outcome)
         _, decision, status = outcome
         now = time.monotonic()
@@ -178,7 +190,7 @@ def run_stages(pipeline: Pipeline, preset: Preset) -> list[tuple[Stage, Decision
         if written < 0:
             print(f"\nopen {path.absolute()}; it grows as stages finish", flush=True)
         written = time.monotonic()
-    return outcomes
+    return sorted(outcomes, key=lambda outcome: pipeline.stages.index(outcome[0]))
 
 
 def progress(stages: Sequence[Stage], finished: Sequence[str], usual: Mapping[str, float],
@@ -244,7 +256,7 @@ def run_job(options: PipelineOptions, pipeline: Pipeline, part: Part) -> int:
         status = pipeline.run_part(job, torchrun_arguments(
             options.processes, options.seconds_to_stop) if options.processes > 1 else None)
         attempt = experiment.attempt(part)
-    if status > 128 and TIME_IS_UP in pipeline.received and attempt is not None:
+    if status > 128 and TIME_IS_UP in pipeline.signals.received and attempt is not None:
         if attempt.number < options.max_sittings:
             print(f"the time of job {job} is up; it is continued when {scheduler.name} starts it "
                   "again", flush=True)

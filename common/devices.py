@@ -93,7 +93,9 @@ def num_jobs(num_rows: int | None = None) -> int:
     """
     if num_rows is not None and num_rows < ROWS_FOR_THREADS:
         return 1
-    return max(1, min(len(os.sched_getaffinity(0)), torch.get_num_threads()))
+    affinity = getattr(os, "sched_getaffinity", None)  # exists on Linux
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(1, min(cores, torch.get_num_threads()))
 
 
 def give_numba_torchs_threads() -> None:

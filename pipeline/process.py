@@ -12,9 +12,10 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import BinaryIO
 
 from tqdm import tqdm
 
@@ -39,9 +40,88 @@ def torchrun_arguments(number: int, seconds_to_stop: int) -> tuple[str, ...]:
             f"--shutdown_timeout={seconds_to_stop}")
 
 
+class StopSignals:
+    """Stop signals that this process has received, and the processes that it forwards them to.
+
+    Attributes:
+        received: numbers of the signals.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._processes: dict[BaseProcess, int | None] = {}
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        """Context manager: record and forward stop signals."""
+        def forward(number: int, _frame: object) -> None:
+            self.received.append(number)
+            for process in self._processes:
+                self._send(process)
+
+        previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def forwarded_to(self, process: BaseProcess, as_signal: int | None = None) -> Iterator[None]:
+        """Context manager: start a process and forward stop signals to it.
+
+        Args:
+            process: process to start and to forward to.
+            as_signal: signal to send instead; None forwards each signal unchanged.
+        """
+        before = len(self.received)
+        self._processes[process] = as_signal
+        try:
+            process.start()
+            if len(self.received) > before:  # received before the process existed
+                self._send(process)
+            yield
+        finally:
+            del self._processes[process]
+
+    def _send(self, process: BaseProcess) -> None:
+        if process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, self._processes[process] or self.received[-1])
+
+
+class _Log:
+    """Log that a process writes, printed as it grows.
+
+    Args:
+        file: the opened log, at the position to print from.
+        name: name that each line begins with; "" prints the log unchanged.
+    """
+
+    def __init__(self, file: BinaryIO, name: str):
+        self._file, self._prefix, self._rest = file, f"{name}: " if name else "", ""
+
+    def print_more(self, is_end: bool) -> None:
+        """Print what has been written since the last call.
+
+        Args:
+            is_end: whether the process has ended, so that an incomplete line is printed, too.
+        """
+        text = self._rest + self._file.read().decode(errors="replace")
+        self._rest = ""
+        if self._prefix:
+            text, end, self._rest = text.rpartition("\n")
+            if is_end and self._rest:
+                text, end, self._rest = text + end + self._rest, "\n", ""
+            text = "".join(f"{self._prefix}{line}\n" for line in text.split("\n") if end)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
 def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Path,
-               hyperparams: dict[Path, dict], preload: Sequence[str] | None,
-               torchrun: Sequence[str] | None = None) -> tuple[int, list[int]]:
+               hyperparams: dict[Path, dict], signals: StopSignals,
+               preload: Sequence[str] | None = None, torchrun: Sequence[str] | None = None,
+               name: str = "") -> Generator[None, None, int]:
     """Run a script's ``main`` in a separate process, and print its log as it grows.
 
     Args:
@@ -50,13 +130,17 @@ def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Pat
         argv: command-line arguments of the script.
         log_file: file that the output is appended to.
         hyperparams: contents of the parameter files, passed to the script.
+        signals: stop signals, which are forwarded to the process.
         preload: modules to import once in a fork server, from which the process is forked. None in
             a cluster job, where signals would end the fork server first.
         torchrun: arguments from ``torchrun_arguments``; None for a single process.
+        name: name that each printed line begins with, if other scripts run at the same time.
+
+    Yields:
+        None, about ten times per second while the process runs.
 
     Returns:
-        The exit status (128 + signal number if a signal ended the process), and the signals that
-        were received and forwarded.
+        The exit status (128 + signal number if a signal ended the process).
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with open(log_file, "a", encoding="utf-8") as text:
@@ -65,52 +149,25 @@ def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Pat
     context = multiprocessing.get_context("spawn" if preload is None else "forkserver")
     context.set_forkserver_preload(list(preload or ()))
     process: BaseProcess = context.Process(target=_run_main, args=arguments)  # type: ignore
-    forwarded = signal.SIGTERM if preload is None else None
-    with open(log_file, "rb") as log, _forward_signals_to(process, forwarded) as received:
-        log.seek(0, os.SEEK_END)
-        process.start()
-        if received and process.pid:  # received before the process existed
-            os.kill(process.pid, forwarded or received[0])
-        is_running = True
-        while is_running:
-            is_running = process.is_alive()
-            sys.stdout.write(log.read().decode(errors="replace"))
-            sys.stdout.flush()
-            os.utime(log_file)  # records when the stage last ran, even if this process is killed
-            process.join(SECONDS_BETWEEN_LOOKS)
+    with open(log_file, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        log = _Log(file, name)
+        with signals.forwarded_to(process, signal.SIGTERM if preload is None else None):
+            while process.is_alive():
+                log.print_more(is_end=False)
+                os.utime(log_file)  # tells when the stage last ran, even if the pipeline is killed
+                process.join(SECONDS_BETWEEN_LOOKS)
+                yield
+        log.print_more(is_end=True)
+        os.utime(log_file)
     status = process.exitcode or 0
     if status < 0:
         print(f"{module} was ended by signal {-status}", file=sys.stderr)
         status = 128 - status
-    if received and (status == 0 or torchrun is not None):
+    if signals.received and (status == 0 or torchrun is not None):
         # torchrun exits with its own status when it is stopped.
-        status = 128 + (received[0] if status == 0 else signal.SIGTERM)
-    return status, received
-
-
-@contextlib.contextmanager
-def _forward_signals_to(process: BaseProcess,
-                        as_signal: int | None = None) -> Iterator[list[int]]:
-    """Forward stop signals to a process; yields the list of received signals.
-
-    Args:
-        process: process to forward to.
-        as_signal: signal to send instead; None forwards each signal unchanged.
-    """
-    received: list[int] = []
-
-    def forward(number: int, _frame: object) -> None:
-        received.append(number)
-        if process.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, as_signal or number)
-
-    previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        status = 128 + (signals.received[0] if status == 0 else signal.SIGTERM)
+    return status
 
 
 def _run_main(experiment: Path, module: str, argv: Sequence[str], log_file: Path,

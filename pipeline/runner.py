@@ -10,16 +10,17 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from common.errors import UserError
+from common.errors import Stopped, UserError
 from common.folders import is_temporary
 from common.locks import LOCK_NAME
 from common.shards import NOTES_NAME
 from pipeline.code_closure import code_of
 from pipeline.outputs import is_named
-from pipeline.process import run_script
+from pipeline.process import StopSignals, run_script
 from pipeline.records import (
     DONE,
     RUNNING,
@@ -61,6 +62,8 @@ class Decision:
 
 
 NOT_SELECTED = Decision(SKIPPED, "not selected")
+Script = Generator[None, None, int]  # a running script, which returns its exit status
+Result = TypeVar("Result")
 
 
 class Pipeline:
@@ -80,7 +83,7 @@ class Pipeline:
 
     Attributes:
         digests: checksums of files.
-        received: stop signals that were received.
+        signals: stop signals that were received.
     """
 
     def __init__(self, experiment: Experiment, stages: Sequence[Stage], places: PathResolver,
@@ -89,7 +92,7 @@ class Pipeline:
         self.experiment, self.stages, self._places = experiment, stages, places
         self._selected, self._force, self._hyperparams = selected, force, hyperparams
         self._part = part
-        self.received: list[int] = []
+        self.signals = StopSignals()
         self.digests = experiment.digests(check_contents, part.name if part else "")
         # Read now: the fork server imports the code when the first stage starts.
         self._code = code_of({stage.script for stage in stages})
@@ -118,30 +121,60 @@ class Pipeline:
                 unsettled[stage.name] = "written again" if decision.action == RUN else "completed"
             yield stage, decision
 
-    def run(self) -> Iterator[tuple[Stage, Decision, int]]:
+    def run(self, parallel: int = 1) -> Iterator[tuple[Stage, Decision, int]]:
         """Run the selected stages that are not up to date, until one fails or is stopped.
+
+        A stage starts as soon as the stages whose output it reads have finished.
+
+        Args:
+            parallel: number of stages that run at the same time. If one fails, the others are
+                finished.
 
         Yields:
             Each stage, its decision, and its exit status, which is 0 if it was not run.
 
         Raises:
+            Stopped: if a signal came when no stage was running.
             UserError: if a stage would delete a file that no stage has written, or an input is
                 missing.
         """
         for stage, decision in self.plan():  # check before any work, not hours later
             if decision.action == RUN:
                 self._check_files(stage)
-        for stage in self.stages:
-            decision = self.decide(stage) if stage.name in self._selected else NOT_SELECTED
-            status = 0
-            if decision.action == UP_TO_DATE:
-                print(f"\n{stage.name}: up to date, {decision.why}", flush=True)
-            elif decision.action != SKIPPED:
-                status = self._run(stage, decision)
-            yield stage, decision, status
-            if status:
-                return
+        waiting, has_failed = list(self.stages), False
+        running: dict[str, tuple[Stage, Decision, Script]] = {}
+        with self.signals.handled():
+            try:
+                while running or waiting:
+                    is_stopping = has_failed or bool(self.signals.received)
+                    if is_stopping and not running:
+                        break
+                    ready = None if is_stopping or len(running) == parallel else next(
+                        (stage for stage in waiting if not {*self.sources(stage)} & {
+                            *running, *(other.name for other in waiting)}), None)
+                    if ready is not None:
+                        waiting.remove(ready)
+                        decision = (self.decide(ready) if ready.name in self._selected
+                                    else NOT_SELECTED)
+                        if decision.action in (RUN, CONTINUE):
+                            running[ready.name] = ready, decision, self._run(
+                                ready, decision, name=ready.name if parallel > 1 else "")
+                            continue
+                        if decision.action == UP_TO_DATE:
+                            print(f"\n{ready.name}: up to date, {decision.why}", flush=True)
+                        yield ready, decision, 0
+                    for stage, decision, script in list(running.values()):
+                        status = _step(script)
+                        if status is not None:
+                            del running[stage.name]
+                            has_failed = has_failed or status != 0
+                            yield stage, decision, status
+            finally:  # after an error, the other stages are finished and recorded
+                for _, _, script in running.values():
+                    _finish(script)
         self.digests.save()
+        if self.signals.received and not has_failed:
+            raise Stopped(128 + self.signals.received[0])
 
     def run_part(self, job: str, torchrun: Sequence[str] | None = None) -> int:
         """Run this job's part of a stage, unless it is complete; returns the exit status.
@@ -198,7 +231,8 @@ class Pipeline:
                        else decision.why)
                 raise UserError(f"the shards of {stage.name} cannot be joined: {why}; submit the "
                                 "stage again")
-        return self._run(stage, decision, torchrun)
+        with self.signals.handled():
+            return _finish(self._run(stage, decision, torchrun))
 
     def _run_shard(self, stage: Stage, part: Part, attempt: JobAttempt) -> tuple[JobAttempt, int]:
         """Run or continue a shard.
@@ -226,7 +260,8 @@ class Pipeline:
         self.experiment.save_attempt(part, attempt)
         argv, record = begun
         verb = "runs" if last is None else "continues"
-        status, more = self._run_script(stage, verb, record, argv)
+        with self.signals.handled():
+            status, more = _finish(self._run_script(stage, verb, record, argv))
         return dataclasses.replace(attempt, seconds=round(seconds + more, 1)), status
 
     def accept(self) -> Iterator[str]:
@@ -328,8 +363,19 @@ class Pipeline:
         return CacheKey(stage.script, stage.argv, stage.parameters, digests,
                         *self._code[stage.script])
 
-    def _run(self, stage: Stage, decision: Decision, torchrun: Sequence[str] | None = None) -> int:
-        """Run or continue a stage, and update its record; returns the exit status."""
+    def _run(self, stage: Stage, decision: Decision, torchrun: Sequence[str] | None = None,
+             name: str = "") -> Script:
+        """Run or continue a stage, and update its record.
+
+        Args:
+            stage: the stage.
+            decision: decision to run or to continue it.
+            torchrun: arguments of ``torchrun``; None to run the script in a single process.
+            name: name that each printed line begins with; "" prints the log unchanged.
+
+        Returns:
+            The exit status, after yielding None while the script runs.
+        """
         experiment = self.experiment
         argv, record = self._begin(stage, decision)
         if self._part is not None and self._part.shards:
@@ -337,7 +383,7 @@ class Pipeline:
             record = dataclasses.replace(
                 record, seconds=sum(attempt.seconds for attempt in attempts if attempt))
         verb = "continues" if decision.action == CONTINUE else "runs"
-        status, seconds = self._run_script(stage, verb, record, argv, torchrun)
+        status, seconds = yield from self._run_script(stage, verb, record, argv, torchrun, name)
         record = dataclasses.replace(record, exit_status=status, status=state_of_exit(status),
                                      seconds=round(record.seconds + seconds, 1))
         if status == 0:
@@ -383,8 +429,9 @@ class Pipeline:
         return [*(argv if continued is None else continued), *(part.argv if part else ())], record
 
     def _run_script(self, stage: Stage, verb: str, record: Record, argv: list[str],
-                    torchrun: Sequence[str] | None = None) -> tuple[int, float]:
-        """Run the script of a stage or a part; returns exit status and wall time in seconds.
+                    torchrun: Sequence[str] | None = None, name: str = "",
+                    ) -> Generator[None, None, tuple[int, float]]:
+        """Run the script of a stage or a part, see ``_run``.
 
         Args:
             stage: the stage.
@@ -392,19 +439,22 @@ class Pipeline:
             record: record of the run.
             argv: flags of the script.
             torchrun: arguments of ``torchrun``; None to run the script in a single process.
+            name: name that each printed line begins with; "" prints the log unchanged.
+
+        Returns:
+            The exit status and the wall time in seconds.
         """
-        name = self._part.name if self._part else stage.name
-        print(f"\n{name}: {verb}, because {record.why}", flush=True)
+        title = self._part.name if self._part else stage.name
+        print(f"\n{title}: {verb}, because {record.why}", flush=True)
         begin, log = time.monotonic(), self.experiment.path / record.log
         preload = None if self._part else sorted(
             {stage.script for stage in self.stages if stage.name in self._selected})
-        status, received = run_script(self.experiment.path, stage.script, argv, log,
-                                      self._hyperparams, preload, torchrun)
-        self.received += received
+        status = yield from run_script(self.experiment.path, stage.script, argv, log,
+                                       self._hyperparams, self.signals, preload, torchrun, name)
         if status:
             result = ("was stopped" if state_of_exit(status) == STOPPED else
                       f"failed (exit status {status})")
-            print(f"{name} {result}; its log is {log}", file=sys.stderr)
+            print(f"{title} {result}; its log is {log}", file=sys.stderr)
         return status, time.monotonic() - begin
 
     def _with_outputs(self, stage: Stage, record: Record) -> Record:
@@ -460,6 +510,23 @@ class Pipeline:
             aside = path.with_name(f"{path.name}_until_{datetime.datetime.now():%Y%m%d_%H%M%S}")
             os.rename(path, aside)
             print(f"{stage.name}: its earlier output is kept in {aside}", flush=True)
+
+
+def _step(script: Script) -> int | None:
+    """Return the exit status of a running script, or None if it still runs after a moment."""
+    try:
+        return next(script)
+    except StopIteration as end:
+        return end.value
+
+
+def _finish(script: Generator[None, None, Result]) -> Result:
+    """Run a script to its end, and return its result."""
+    while True:
+        try:
+            next(script)
+        except StopIteration as end:
+            return end.value
 
 
 def _now() -> str:

@@ -448,13 +448,14 @@ def jobs(tmp_path, monkeypatch):
     stage = Stage("cut", "evaluate", (), ("pieces/*.txt",), lambda _: "cut", max_shards=3)
     statuses = {}
 
-    def run_script(folder, module, argv, log_file, *_):
+    def run_script(folder, module, argv, log_file, *_):  # ends at the first step
         ran.append(" ".join(argv))
         (experiment.path / "pieces").mkdir(exist_ok=True)
         (experiment.path / "pieces" / f"{argv[-1].replace('/', '_')}.txt").touch()
         log_file.parent.mkdir(exist_ok=True)
         log_file.touch()  # as the script's output does
-        return statuses.get(ran[-1], 0), []
+        yield from ()
+        return statuses.get(ran[-1], 0)
     monkeypatch.setattr(runner, "run_script", run_script)
 
     def pipeline_of(part=None):
@@ -525,7 +526,8 @@ def test_a_job_begins_again_if_its_time_is_up_and_not_without_end(
         jobs.append(job)
         experiment.save_attempt(part, dataclasses.replace(attempt("stopped"), number=attempts))
         return status
-    pipeline = SimpleNamespace(experiment=experiment, received=received, run_part=run_part)
+    pipeline = SimpleNamespace(experiment=experiment, run_part=run_part,
+                               signals=SimpleNamespace(received=received))
     args = SimpleNamespace(in_job="lsf", processes=1, seconds_to_stop=60, max_sittings=3)
     assert run_pipeline.run_job(args, pipeline, part) == expected
     assert jobs == ["12"]

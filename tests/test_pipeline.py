@@ -443,6 +443,23 @@ def test_a_stage_that_fails_says_so_and_goes_on_later(run, output, capsys):
     assert made(run(output)) == {"simulate_at_random": "the input {simulator} has changed"}
 
 
+def test_a_failure_lets_the_stages_that_run_at_the_same_time_end(run, output, finished, capsys):
+    (checkpoint,) = output.glob("simulator/**/*.pt")
+    good = checkpoint.read_bytes()
+    checkpoint.write_bytes(b"damaged")
+    (output / "evaluation.json").unlink()
+    two = "--only", "evaluate", "simulate_at_random", "--parallel", "2"
+    assert run_pipeline.main(arguments(output, *two)) == 2
+    text = capsys.readouterr().out
+    assert text.index("simulate_at_random: runs") < text.index("evaluate: wrote")
+    assert "simulate_at_random: error: " in text  # every line begins with its stage
+    assert [Experiment(output).record(name).status for name in two[1:3]] == ["done", "failed"]
+    checkpoint.write_bytes(good)
+    assert "simulate_at_random: runs, because the input {simulator} has changed" in run(
+        output, "--parallel", "2")
+    assert digests(output, finished) == digests(finished)
+
+
 @pytest.mark.parametrize(("more", "sentence"), [
     (["--from", "recrod"], "no stage 'recrod' (did you mean 'record'?)"),
     (["--preset", "demoo"], "no preset 'demoo' (did you mean 'demo'?)"),
