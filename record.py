@@ -15,7 +15,7 @@ from torch import Tensor
 from agents.acting import ActionNoise, load_action_noise
 from agents.agent_file import load_agent
 from agents.config import load_agent_config
-from agents.episodes import FRAMES_PER_BATCH, PlayOptions, play_episodes
+from agents.episodes import PlayOptions, play_episodes
 from agents.goal_places import GoalEdit, GoalGameOptions, goal_described, words_of
 from agents.patch import BatchInfo
 from agents.provenance import agent_sha256
@@ -35,7 +35,6 @@ from common.cli import count, seed, share
 from common.options import ComputeOptions, ShardOptions, command, option
 from common.parameters import BASE_SET, PARAMETER_SET
 from common.progress import with_progress
-from common.shards import WHOLE
 from envs.procgen_env import EnvConfig
 from interventions.flags import (
     AlterFromOptions,
@@ -106,8 +105,6 @@ def record(options: RecordOptions) -> RolloutFolder:
     compute = options.compute_in(patched_precision(options.precision, options.arm))
     config, edit = options.game(options.agent_file)
     num_slots = load_agent_config(options.param_name).n_envs
-    if options.shard != WHOLE:  # a shard then ends with fewer half-empty batches
-        num_slots = min(num_slots, FRAMES_PER_BATCH)
     policy = load_agent(options.agent_file, compute.device)
     noise, noise_share = options.action_noise(config.env_name)
     worlds = WorldRecorder(config) if options.worlds else None

@@ -6,13 +6,14 @@ Letters in shape comments: M frames, E embedding.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agents.hooks import chunk_of_batch
+from agents.hooks import chunk_of_batch, unhooked
 from agents.networks import Policy, PolicyOutput, to_images
 from common.config import read_yaml, typed
 from common.devices import Compute
@@ -22,6 +23,10 @@ from common.game_constants import NUM_ACTIONS
 # Frames embedded at a time, to limit memory. On two AMD cores, 128 took 10 % longer than 1024.
 CPU_CHUNK = 1024
 GPU_CHUNK = 1 << 20
+# Sizes of batches of frames, see ``batch_sizes``.
+FRAMES_PER_BATCH = 16
+_MULTIPLE, _LARGEST = 4, 64
+_SIZES: dict[tuple, tuple[int, int]] = {}  # results of ``batch_sizes``, by architecture
 ACTION_NOISE_FILE = Path(__file__).parent.parent / "hyperparams" / "action_noise.yml"
 _OTHER_GAMES = "other_games"
 
@@ -71,6 +76,45 @@ def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
     """
     frames = torch.as_tensor(frames).to(compute.device, non_blocking=True)
     return policy.step(embed_frames(policy, frames, compute), hidden_in)
+
+
+def batch_sizes(policy: Policy, compute: Compute, shape: Sequence[int]) -> tuple[int, int]:
+    """Return the number of frames to pad batches to a multiple of, and the largest number of frames
+    of a batch.
+
+    What an agent does must not depend on how many episodes are played at the same time, or shards
+    would not join to the same bytes. If this machine computes each frame of random batches of 4, 8
+    and 64 frames to the same bits as in a batch of 16, batches can be multiples of 4; otherwise all
+    batches have 16 frames. This is tried once per architecture and number of threads.
+
+    Args:
+        policy: the agent; its patches and caches are not used.
+        compute: precision and memory layout.
+        shape: shape of a frame.
+    """
+    key = (compute, torch.get_num_threads(), *shape,
+           *((name, value.shape) for name, value in policy.named_parameters()))
+    if key not in _SIZES:
+        is_cpu = compute.device.type == "cpu"
+        _SIZES[key] = (
+            (_MULTIPLE, _LARGEST) if is_cpu and _is_equal_in_batches(policy, compute, shape)
+            else (FRAMES_PER_BATCH, FRAMES_PER_BATCH))
+    return _SIZES[key]
+
+
+def _is_equal_in_batches(policy: Policy, compute: Compute, shape: Sequence[int]) -> bool:
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (_LARGEST, *shape), dtype=np.uint8)
+    hidden = policy.initial_states(_LARGEST)
+    hidden += 0.1 * torch.from_numpy(rng.standard_normal(hidden.shape)).to(hidden)
+    with unhooked(policy):
+        found = [[torch.cat(parts) for parts in zip(*(
+            dataclasses.astuple(run_policy(policy, compute, frames[begin:begin + size],
+                                           hidden[begin:begin + size]))
+            for begin in range(0, _LARGEST, size)))]
+            for size in (FRAMES_PER_BATCH, _MULTIPLE, 2 * _MULTIPLE, _LARGEST)]
+    return all(map(torch.equal, found[0] * (len(found) - 1),
+                   [value for values in found[1:] for value in values]))
 
 
 def draw_actions(log_probs: Tensor, draws: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from agents.acting import draw_actions, run_policy
+from agents.acting import batch_sizes, draw_actions, run_policy
 from agents.hooks import active_patches, batch_info
 from agents.networks import Policy, PolicyOutput
 from agents.patch import NO_LEVEL, BatchInfo
@@ -38,7 +38,6 @@ from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
 from envs.real_game import RealGame
 from stats.significance import share
 
-FRAMES_PER_BATCH = 16
 FILM_SIZE = 256  # pixels per side
 Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 
@@ -344,7 +343,7 @@ def _start(policy: Policy, env: Game, runs: Mapping[int, Run], hidden: Tensor, s
 
 def _run_in_batches(policy: Policy, compute: Compute, frames: np.ndarray | Tensor, hidden: Tensor,
                     info: BatchInfo) -> PolicyOutput:
-    """Run one step on frames (N, H, W, C) and states (N, D) in batches of FRAMES_PER_BATCH.
+    """Run one step on frames (N, H, W, C) and states (N, D) in batches, see ``batch_sizes``.
 
     The last batch is padded with empty rows. Simulated images (N, C, H, W) form a single batch.
     """
@@ -352,13 +351,14 @@ def _run_in_batches(policy: Policy, compute: Compute, frames: np.ndarray | Tenso
         with batch_info(policy, info):
             return run_policy(policy, compute, frames, hidden)
     number = len(frames)
-    missing = -number % FRAMES_PER_BATCH
+    multiple, largest = batch_sizes(policy, compute, frames.shape[1:])
+    missing = -number % multiple
     frames = np.concatenate([frames, np.zeros((missing, *frames.shape[1:]), frames.dtype)])
     hidden = torch.cat([hidden, hidden.new_zeros(missing, hidden.shape[1])])
     info = info.padded(missing)
     outputs = []
-    for begin in range(0, len(frames), FRAMES_PER_BATCH):
-        rows = slice(begin, begin + FRAMES_PER_BATCH)
+    for begin in range(0, len(frames), largest):
+        rows = slice(begin, begin + largest)
         with batch_info(policy, info[rows]):
             outputs.append(run_policy(policy, compute, frames[rows], hidden[rows]))
     return PolicyOutput(*(torch.cat([getattr(output, name) for output in outputs])[:number]

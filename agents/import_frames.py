@@ -26,9 +26,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from agents.acting import FRAMES_PER_BATCH
 from agents.agent_file import load_agent, weights_sha256
 from agents.config import GameOptions
-from agents.episodes import FRAMES_PER_BATCH, Run, play_episodes
+from agents.episodes import Run, play_episodes
 from agents.frames import as_frames
 from agents.recording import recording_settings, write_episodes
 from agents.rollout_files import RolloutFolder, RolloutWriter
