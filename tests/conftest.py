@@ -187,9 +187,12 @@ def tiny_config(**changes):
 
 
 def tiny_policy(seed: int = 0, recurrent: bool = True, architecture: str = "impala"):
-    """Return an untrained agent that takes different actions in different states."""
+    """Return an untrained agent that takes different actions in different states. Its IMPALA network
+    has a quarter of the channels, which takes a tenth of the time."""
     torch.manual_seed(seed)
     policy = build_policy(architecture, 64, recurrent, learned_initial_state=True)
+    if architecture == "impala":
+        policy.embedder = ImpalaEmbedder(policy.embedder.output_dim, (4, 8, 8))
     with torch.no_grad():
         policy.fc_policy.weight *= 100
     return policy
