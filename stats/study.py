@@ -12,9 +12,9 @@ estimates the effects, for which a study needs at least 10 levels, and 19 contro
                     for k, other in enumerate(controls))]
     outcomes = [Outcome("return", "return (sum of rewards)")]
     store = ResultStore(folder, study_schema("channels set to zero", "example.py"))
-    store.open({"seed": seed, "conditions": {condition.name: condition.settings for condition in
-    conditions}}) table = run_study(store, [BASELINE, *conditions], outcomes, outcomes_of, seed,
-    PATCHES,
+    store.open({"seed": seed,
+                "conditions": {condition.name: condition.settings for condition in conditions}})
+    table = run_study(store, [BASELINE, *conditions], outcomes, outcomes_of, seed, PATCHES,
                       "model.pth on 400 levels")
 
 ``docs/example_study.py`` is a complete study. If the items of a study are levels instead of
