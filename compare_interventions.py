@@ -105,7 +105,7 @@ def compare(options: ComparisonOptions) -> ResultStore:
         print(f"the results of all shards are joined in {store.path}")
         return store
     compute = options.compute_in(patched_precision(
-        options.precision, [options.scan] if options.scan else options.arms))
+        options.precision, [options.scan] if options.scan else options.patch_lists))
     check_starts(options.num_episodes, "--num_episodes")
     if options.num_controls < 2:
         raise UserError("--num_controls must be at least 2, so that each control can be compared "
@@ -120,8 +120,8 @@ def compare(options: ComparisonOptions) -> ResultStore:
         run_scan(store, options.scan, testbed, compute, options.references, settings,
                  options.overwrite)
         return store
-    wording = DIRECTIONS if not options.arms else MIXED if sets else PATCHES
-    if options.arms:
+    wording = DIRECTIONS if not options.patch_lists else MIXED if sets else PATCHES
+    if options.patch_lists:
         sets.append(patch_conditions(options, testbed, options.seed))
     where, acts = "simulated starts", f"{about.get('num_steps')} steps of most likely actions"
     if testbed.env is not None:

@@ -30,7 +30,7 @@ from common.progress import with_progress
 from envs.coin import END
 from envs.procgen_env import EnvConfig, draw_new_levels
 from interventions.flags import PatchOptions, patched_precision
-from interventions.patch_text import arm_name
+from interventions.patch_text import patch_list_name
 from maze.level.patch_words import register_maze_words
 from stats.significance import share
 
@@ -68,7 +68,7 @@ def evaluate_agent(options: EvaluateOptions) -> dict[str, Any]:
     options.check_output(lambda path: {"agent_sha256", "success_rate"}
                          <= read_description(path).keys())
     register_maze_words()
-    compute = options.compute_in(patched_precision(options.precision, options.arm))
+    compute = options.compute_in(patched_precision(options.precision, options.patch_list))
     config, edit = options.game(options.agent_file)
     if options.new_first_frames and (options.training_levels or options.cheese_region
                                      or options.coin not in (None, END)):
@@ -112,7 +112,7 @@ def play_levels(options: EvaluateOptions, policy: Policy, compute: Compute, conf
     """Play levels, given as pairs of number and level seed; print and return the statistics, the
     causes of failures, and the description of the patches."""
     measured = [level for _, level in levels]
-    patches = options.open_arm(policy, config, lambda size, seed: played_reference(
+    patches = options.open_patch_list(policy, config, lambda size, seed: played_reference(
         policy, compute, config, measured, size, seed, edit), edit)
     started = time.monotonic()
     causes: Counter[str] = Counter()
@@ -129,11 +129,11 @@ def play_levels(options: EvaluateOptions, policy: Policy, compute: Compute, conf
         episodes = with_causes() if options.causes else play()
         result = summarise(with_progress(episodes, len(levels), "episode"))
     steps = result.mean_length * result.num_episodes
-    with_patches = f", with {arm_name(options.arm)}" if options.arm else ""
+    with_patches = f", with {patch_list_name(options.patch_list)}" if options.patch_list else ""
     print(f"{options.agent_file} on {words_of(config, edit)}{with_patches}: "
           f"{result.describe(config.env_name)}; {steps / (time.monotonic() - started):.0f} steps/s")
     described = {**patches.metadata, **dataclasses.asdict(result)}
-    if options.arm:
+    if options.patch_list:
         described["moved"] = [dataclasses.asdict(size) for size in scope.changes()]
     if options.causes:
         described["causes"] = {cause: {

@@ -43,7 +43,7 @@ from interventions.flags import (
     SwapOptions,
     patched_precision,
 )
-from interventions.patch_text import arm_name
+from interventions.patch_text import patch_list_name
 from maze.level.patch_words import register_maze_words
 
 
@@ -102,7 +102,7 @@ def record(options: RecordOptions) -> RolloutFolder:
         print(f"{options.num_episodes} episodes are in {data.path}")
         return data
     register_maze_words()
-    compute = options.compute_in(patched_precision(options.precision, options.arm))
+    compute = options.compute_in(patched_precision(options.precision, options.patch_list))
     config, edit = options.game(options.agent_file)
     num_slots = load_agent_config(options.param_name).n_envs
     policy = load_agent(options.agent_file, compute.device)
@@ -111,7 +111,7 @@ def record(options: RecordOptions) -> RolloutFolder:
     positions = options.positions or options.worlds
     swap = options.open_swap(policy, options.agent_file, options.alter_from_step)
     all_levels = config.draw_levels(options.num_episodes, options.seed)
-    patches = options.open_arm(policy, config, lambda size, seed: played_reference(
+    patches = options.open_patch_list(policy, config, lambda size, seed: played_reference(
         policy, compute, config, all_levels, size, seed, edit), edit)
     writer = RolloutWriter(folder, {
         **describe(options, config, edit, compute.precision),
@@ -138,7 +138,7 @@ def record(options: RecordOptions) -> RolloutFolder:
     print(f"wrote {len(levels)} episodes, {frames} frames, to {writer.folder.path} at "
           f"{rate:.0f} steps/s")
     if levels:
-        with_patches = f", with {arm_name(options.arm)}" if options.arm else ""
+        with_patches = f", with {patch_list_name(options.patch_list)}" if options.patch_list else ""
         print(f"{options.agent_file} on {words_of(config, edit)}, "
               f"{'with' if noise else 'no'} action noise{with_patches}: "
               f"success rate {100 * solved / len(levels):.1f} %, mean length "

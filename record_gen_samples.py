@@ -32,7 +32,7 @@ from interventions.flags import (
     SwapOptions,
     patched_precision,
 )
-from interventions.patch_text import arm_name
+from interventions.patch_text import patch_list_name
 from maze.level.patch_words import register_maze_words
 
 
@@ -89,8 +89,8 @@ def record_samples(options: SampleOptions) -> list[SampleFolder]:
     register_maze_words()
     if options.join:
         return join(options)
-    arm, data_dir = options.arm, options.parameters.common.data_dir
-    compute = options.compute_in(patched_precision(options.precision, arm))
+    patch_list, data_dir = options.patch_list, options.parameters.common.data_dir
+    compute = options.compute_in(patched_precision(options.precision, patch_list))
     simulator = options.open_simulator(compute)
     policy = simulator.agent.policy
     plan = make_plan(options, simulator.config.num_init_steps)
@@ -100,7 +100,7 @@ def record_samples(options: SampleOptions) -> list[SampleFolder]:
         dataset.check_agent(options.agent_file, policy)
     settings = describe(options, simulator, compute, plan, dataset)
     sampler = Sampler(simulator, compute, plan, dataset, options.num_starts)
-    patches = options.open_arm(policy, None, lambda size, seed: recorded_reference(
+    patches = options.open_patch_list(policy, None, lambda size, seed: recorded_reference(
         RolloutFolder(Path(data_dir)), sampler.episodes, size, seed))
     swap = options.open_swap(policy, options.agent_file)
     descriptions: list[dict] = [{}]
@@ -109,7 +109,7 @@ def record_samples(options: SampleOptions) -> list[SampleFolder]:
     if swap:
         descriptions.append({"swap": {**swap.description, **unaltered}})
         scopes.append(patched(policy, [swap.patch]))
-    if arm:
+    if patch_list:
         descriptions.append({**patches.metadata, **unaltered})
         scopes.append(patches.scope(policy))
     starts_a_batch = max(options.batch_size // plan.samples_per_start, 1)
@@ -125,7 +125,7 @@ def record_samples(options: SampleOptions) -> list[SampleFolder]:
             raise Stopped(status, f"stopped; run the same command again to resume {folder.path}")
         print(f"{len(starts) * plan.samples_per_start} samples of {plan.num_steps} steps are in "
               f"{folder.path}")
-    for folder, what in zip(folders[1:], ["swap"] * bool(swap) + ["patches"] * bool(arm)):
+    for folder, what in zip(folders[1:], ["swap"] * bool(swap) + ["patches"] * bool(patch_list)):
         print(f"from the same starts: {folder.path} with the {what}, {folders[0].path} without")
     return folders
 
@@ -161,10 +161,10 @@ def folder_paths(options: SampleOptions, plan: SamplingPlan) -> list[Path]:
 
     The last two are included if the options specify a swap of directions, and patches.
     """
-    name, swapped, arm = plan.folder_name, options.swap_name, options.arm
+    name, swapped, patch_list = plan.folder_name, options.swap_name, options.patch_list
     folder = options.data_save_dir or options.generated_data
     return [folder / name, *([folder / f"{name}_swapped_{swapped}"] if swapped else []),
-            *([folder / f"{name}_patched_{arm_name(arm)}"] if arm else [])]
+            *([folder / f"{name}_patched_{patch_list_name(patch_list)}"] if patch_list else [])]
 
 
 def make_plan(options: SampleOptions, trained_init_steps: int = 1) -> SamplingPlan:

@@ -79,12 +79,12 @@ def write_episode(store: ResultStore, episode: Episode, tps: int, with_strip: bo
 def render(options: RenderOptions) -> Path:
     """Render episodes, and return the folder of the videos."""
     register_maze_words()
-    compute = options.compute_in(patched_precision(options.precision, options.arm))
+    compute = options.compute_in(patched_precision(options.precision, options.patch_list))
     config, edit = options.game(options.agent_file)
     policy = load_agent(options.agent_file, compute.device)
     levels = list(enumerate(config.draw_levels(options.num_eps, options.seed)))
     measured = [level for _, level in levels]
-    patches = options.open_arm(policy, config, lambda size, seed: played_reference(
+    patches = options.open_patch_list(policy, config, lambda size, seed: played_reference(
         policy, compute, config, measured, size, seed, edit), edit)
     folder = options.vid_dir or Path("logs") / "videos" / config.env_name / options.exp_name
     store = ResultStore(folder, RENDERING)

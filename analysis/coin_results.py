@@ -49,7 +49,7 @@ COIN_OR_WALL = Schema(
         "episodes": Entry("episodes/{}.csv", Table(EPISODE, exact=True)),
         "sights": Entry("sights/{}.csv", Table(SIGHT, exact=True))},
     results={"rates": Entry("rates.csv", Table({"condition": str, "share": float})),
-             "effects": Entry("effects.csv", Table({"arm": str, "effect": float})),
+             "effects": Entry("effects.csv", Table({"condition": str, "effect": float})),
              "report": Entry("report.md", Text()),
              "figure": Entry("coin_or_wall.png", File())})
 
@@ -152,7 +152,7 @@ def rates(episodes: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 def headline(table: pd.DataFrame, shares: pd.DataFrame) -> str:
     """Return the answer in one sentence, with its baseline."""
-    rows = table.set_index(["arm", "outcome"])
+    rows = table.set_index(["condition", "outcome"])
     at = shares.set_index(["condition", "outcome"])
     coin = rows.loc["anywhere_none", "passed"]
     return (
@@ -215,7 +215,7 @@ def plot(table: pd.DataFrame, episodes: dict[str, pd.DataFrame], title: str, max
     right.axvline(0, color=DARK_GREY, linewidth=0.8)
     right.set_title("change of the value of the same frame", fontsize=10)
     right.set_xlabel("value (return), 95 % interval; diamond: claimed", fontsize=9)
-    rows = table.set_index(["arm", "outcome"])
+    rows = table.set_index(["condition", "outcome"])
     coin, behind = rows.loc["anywhere_none", "passed"], rows.loc["behind_ordinary", "taken"]
     figure.suptitle(
         f"{title} takes a coin on its way in {100 * coin.altered:.0f} % of the levels, and touches "

@@ -359,7 +359,7 @@ def write_results(store: ResultStore, conditions: Sequence[Condition[Lesion]], g
     tables = {condition.name: store.read("episodes", condition.name)
               for condition in (BASELINE, *conditions)}
     before, *values = (values_of(table, outcomes) for table in tables.values())
-    moved = {arm: mean_change(table) for arm, table in tables.items()}
+    moved = {name: mean_change(table) for name, table in tables.items()}
     effects = compare_conditions(conditions, outcomes, before, np.stack(values), options.seed,
                                  moved=moved)
     name, num_recorded = f"{game.env_name} ({game.distribution_mode})", len(np.unique(levels))

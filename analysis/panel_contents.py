@@ -388,7 +388,7 @@ def _features(store: ResultStore, dreams: ResultStore | None,
                 "choose another --features_dir, or run analysis/sparse_features.py with this one")
     table = store.read("features", form=_FEATURES)
     effects = store.read("effects", form=_EFFECTS)
-    effects = effects[effects["outcome"] == "success"].set_index("arm").add_prefix("success_")
+    effects = effects[effects["outcome"] == "success"].set_index("condition").add_prefix("success_")
     table = table[table["rank"].notna()].sort_values("rank")
     table = table.join(effects, on="feature_" + table["feature"].astype(str))
     of_features = {} if dreams is None else _dreams(dreams, store, sources)
@@ -449,7 +449,7 @@ _FEATURES = Table({
     "feature": int, "rank": float, "label": str, "named": bool, **dict.fromkeys(
         ("auc", "low_95", "high_95", "frequency", "kl", "kl_low", "kl_high", "kl_control"), float)})
 _EFFECTS = Table({
-    "arm": str, "outcome": str, "claimed": bool, **dict.fromkeys(
+    "condition": str, "outcome": str, "claimed": bool, **dict.fromkeys(
         ("effect", "low_95", "high_95", "control_low", "control_high"), float)})
 _DREAMS = Table({"feature": int, "sample": int, "score": float, "recorded_score": float,
                  "dreamed": bool})

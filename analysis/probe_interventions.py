@@ -131,10 +131,11 @@ def measure_pushes(options: ProbeInterventionsOptions) -> pd.DataFrame:
                        options.seed)
     store.write("open_loop", value=opened)
     testbed = Testbed(policy, compute, env, levels, options.seed, options.num_envs, causes=True)
-    measure_conditions(store, "arm", [BASELINE, *conditions],
+    measure_conditions(store, "condition", [BASELINE, *conditions],
                        functools.partial(closed_outcomes, testbed))
     outcomes = closed_outcome_list(env.env_name)
-    before, *after = (store.read("arm", condition.name) for condition in (BASELINE, *conditions))
+    before, *after = (store.read("condition", condition.name)
+                      for condition in (BASELINE, *conditions))
     table = with_ratios(compare_conditions(conditions, outcomes, before, np.stack(after),
                                            options.seed), conditions)
     description = (
@@ -169,7 +170,7 @@ def open_store(options: ProbeInterventionsOptions, env: EnvConfig, atlas_seed: i
                 "atlas_seed": atlas_seed, "size": options.size, "seed": options.seed,
                 "num_episodes": options.num_episodes, "precision": options.compute.precision,
                 "versions": versions(),
-                "arms": {condition.name: condition.settings for condition in conditions}},
+                "conditions": {condition.name: condition.settings for condition in conditions}},
                options.overwrite)
     return store
 

@@ -107,7 +107,7 @@ PSYCHOMETRICS = Schema(
         PLAY: Entry("plays/{}.csv", Table(PLAYED, exact=True))},
     results={"thresholds": Entry("thresholds.csv", Table({"condition": str, "threshold": float})),
              "success": Entry("success.csv", Table({"condition": str, "share": float})),
-             "effects": Entry("effects.csv", Table({"arm": str, "effect": float})),
+             "effects": Entry("effects.csv", Table({"condition": str, "effect": float})),
              "report": Entry("report.md", Text()),
              "figure": Entry("psychometrics.png", File())})
 
@@ -273,8 +273,8 @@ def effects(walks: dict[str, pd.DataFrame], plays: dict[str, pd.DataFrame], seed
     over all rows, is at most LEVEL.
 
     Returns:
-        Rows of ``stats.effects.paired_effects``, with the compared conditions as ``arm``, and
-        ``num_levels``, ``p_holm`` and ``claimed``.
+        Rows of ``stats.effects.paired_effects``, with the pair of compared conditions as
+        ``condition``, and ``num_levels``, ``p_holm`` and ``claimed``.
     """
     near = {name: table[(table["gap"] >= 0) & (table["gap"] < NEAR)].groupby("number")[
         ["jump", "value"]].mean() for name, table in walks.items()}

@@ -144,7 +144,7 @@ def study_features(options: SparseFeaturesOptions) -> pd.DataFrame:
     ablations = ablation_conditions(sae, policy, chosen, titles, data, options.num_controls,
                                     options.seed)
     std = {STATE: data.train.std(dim=0)}
-    measure_conditions(store, "arm", [BASELINE, *splices, *ablations],
+    measure_conditions(store, "condition", [BASELINE, *splices, *ablations],
                        lambda condition: vars(play_runs(testbed, condition, std)))
     scores = pd.DataFrame([{"dictionary": name, "size": dictionary.size,
                             **score_dictionary(dictionary, policy, data, options.seed)}
@@ -256,14 +256,15 @@ def outcomes_under(store: ResultStore, conditions: list[Condition]
                    ) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
     """Read the K outcomes _OUTCOMES on N levels, unaltered (N, K) and under each of A conditions
     (A, N, K), and the size of the change of the hidden state by name of the condition, see
-    ``ArmRuns.moved``."""
+    ``ConditionRuns.moved``."""
     columns = [place for place, outcome in enumerate(chosen_outcomes(False))
                if outcome in _OUTCOMES]
     unaltered = read_runs(store, BASELINE.name)
     runs = [read_runs(store, condition.name) for condition in conditions]
-    before, *after = (outcomes_of(arm, unaltered, False)[:, columns] for arm in (unaltered, *runs))
-    return before, np.stack(after), {condition.name: float(arm.moved)
-                                     for condition, arm in zip(conditions, runs)}
+    before, *after = (outcomes_of(played, unaltered, False)[:, columns]
+                      for played in (unaltered, *runs))
+    return before, np.stack(after), {condition.name: float(played.moved)
+                                     for condition, played in zip(conditions, runs)}
 
 
 def spliced_success(store: ResultStore, splices: list[Condition], seed: int) -> pd.DataFrame:

@@ -156,7 +156,7 @@ def choose_edits(options: ChooseEditsOptions) -> pd.DataFrame:
             "agent_sha256": agent_sha256(options.agent_file), "features_sha256": {
                 name: of_layer.checksum for name, of_layer in features.items()},
             "env": vars(config), "num_episodes": options.num_episodes, "seed": options.seed,
-            "precision": options.compute.precision, "versions": versions(), "arms": {}},
+            "precision": options.compute.precision, "versions": versions(), "conditions": {}},
             options.overwrite)
         for control, make in makers.items():
             best, trials = search_edits(options, original, features, hazard, testbed,

@@ -206,7 +206,7 @@ def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]
 
 def _failures(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     table = _table(studies.causes, "rates")
-    for row in table[table["arm"] == ORIGINAL].itertuples():
+    for row in table[table["condition"] == ORIGINAL].itertuples():
         measure = "all failures" if row.cause == ANY else f"failures by {row.cause}"
         yield Finding("levels", measure, row.rate, row.low_95, row.high_95, row.levels, shown=True)
 

@@ -1,7 +1,7 @@
-"""Count an agent's failures by cause in several arms, see ``FailureCausesOptions``.
+"""Count an agent's failures by cause in several conditions, see ``FailureCausesOptions``.
 
-A killed run resumes after the last episode. Each shard plays the episodes of its own arms; --join
-then counts the failures.
+A killed run resumes after the last episode. Each shard plays the episodes of its own conditions;
+--join then counts the failures.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ NUM_FRAMES = 8  # last frames per failure in the figure of the original's failur
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FailureCausesOptions(ShardOptions, PlayedLevelsOptions):
-    """Count an agent's failures by cause in several arms: the original agent, agents with ablated
-    features, the original with invisible hazards, and random edits of the same size as controls.
-    All arms play the same levels with the same random draws."""
+    """Count an agent's failures by cause in several conditions: the original agent, agents with
+    ablated features, the original with invisible hazards, and random edits of the same size as
+    controls. All conditions play the same levels with the same random draws."""
 
     agent_file: tuple[Path, ...] = option(
         help="the original agent, followed by edited agents from python -m attribution.edit_agent")
@@ -74,8 +74,8 @@ class FailureCausesOptions(ShardOptions, PlayedLevelsOptions):
         (), "hazards, such as saw; for each, the original agent also plays with this hazard "
             "invisible", metavar="HAZARD")
     num_films: int = option(
-        2, "maximum number of films per arm; each shows a level that either the arm or the "
-           "original agent fails, but not both", type=from_zero)
+        2, "maximum number of films per condition; each shows a level that is failed either under "
+           "the condition or by the original agent, but not both", type=from_zero)
     training_levels: bool = option(False, "play levels in the range of --start_level and "
                                           "--num_levels instead of levels outside it")
     reference_size: int = option(
@@ -85,8 +85,8 @@ class FailureCausesOptions(ShardOptions, PlayedLevelsOptions):
 
 
 def count_failures(options: FailureCausesOptions) -> ResultStore:
-    """Play the levels in all arms, or in those of the shard, and write the counts; return their
-    folder."""
+    """Play the levels in all conditions, or in those of the shard, and write the counts; return
+    their folder."""
     config = options.env_config(options.agent_file[0])
     if not options.training_levels:
         config = config.unseen_levels()
@@ -101,8 +101,9 @@ def count_failures(options: FailureCausesOptions) -> ResultStore:
     store.open(
         {"env": vars(config), "num_episodes": options.num_episodes, "seed": options.seed,
          "precision": options.compute.precision, "reference_size": options.reference_size,
-         "versions": versions(), "arms": settings}, options.overwrite, options.shard,
-        {"arms": {name: made["agent_sha256"] for name, made in settings.items()}}, options.join)
+         "versions": versions(), "conditions": settings}, options.overwrite, options.shard,
+        {"conditions": {name: made["agent_sha256"] for name, made in settings.items()}},
+        options.join)
     for condition in options.shard.of(conditions):
         play_condition(store, condition, testbed)
     store.finish()

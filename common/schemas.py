@@ -389,7 +389,7 @@ class Schema:
     """The files of one kind of result folder.
 
     Attributes:
-        what: name of the contents, for messages, such as "arms".
+        what: name of the contents, for messages, such as "conditions".
         script: command that writes the folder, for messages.
         items: entries that are computed one by one and kept when a run is resumed.
         results: entries computed from the items; deleted when the folder is opened for writing.

@@ -86,8 +86,8 @@ def measure(options: HiddenCoinOptions) -> pd.DataFrame:
                     for number, shift in enumerate(shifts))]
     store = ResultStore(options.output_dir, STUDY)
     store.open({"recording_sha256": recording.sha256(), "seed": options.seed,
-                "arms": {condition.name: {"shift": condition.value} for condition in conditions}},
-               options.overwrite)
+                "conditions": {condition.name: {"shift": condition.value}
+                               for condition in conditions}}, options.overwrite)
 
     @torch.no_grad()
     def values(condition: Condition) -> np.ndarray:

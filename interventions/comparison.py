@@ -3,8 +3,9 @@
 Layout of ``analysis/interventions/``::
 
     settings.json                       settings of the runs
-    arms/<arm>/starts.npy, lengths.npy, ends.npy, actions.npy, values.npy, rewards.npy, moved.npy,
-               norm.npy, relative.npy   runs under one condition, see ArmRuns
+    conditions/<condition>/starts.npy, lengths.npy, ends.npy, actions.npy, values.npy, rewards.npy,
+               moved.npy, norm.npy, relative.npy
+                                        runs under one condition, see ConditionRuns
     effects.csv                         one row per condition and outcome
     effects.md                          report: the effects, and what may be claimed
     action_divergence.csv               one row per condition and step
@@ -44,25 +45,27 @@ from stats.report import DIRECTIONS, Wording
 from stats.study import measure_conditions, write_effects
 
 
-class _ArmFolder(NpyFolder):
-    """Folder format of ``ArmRuns``: the number of steps must equal the sum of the runs' lengths."""
+class _ConditionFolder(NpyFolder):
+    """Folder format of ``ConditionRuns``: the number of steps must equal the sum of the runs'
+    lengths."""
 
     def check(self, arrays: Mapping[str, np.ndarray]) -> None:
         super().check(arrays)
         lengths, num_steps = arrays["lengths"], len(arrays["actions"])
         if (lengths < 1).any() or lengths.sum() != num_steps:
-            raise UserError(f"the arrays of an arm have {num_steps} steps, but the lengths of its "
-                            f"runs, which must be positive, sum to {lengths.sum()}")
+            raise UserError(f"the arrays of a condition have {num_steps} steps, but the lengths of "
+                            f"its runs, which must be positive, sum to {lengths.sum()}")
 
 
-_ARM = _ArmFolder({
+_CONDITION = _ConditionFolder({
     "starts": Array(np.int64, "N"), "lengths": Array(np.int64, "N"),
     "ends": Array(np.float32, "N"), "actions": Array(np.int64, "S"),
     "values": Array(np.float32, "S"), "rewards": Array(np.float32, "S"),
     "moved": Array(np.float64), "norm": Array(np.float64, optional=True),
     "relative": Array(np.float64, optional=True)})
 COMPARISON = Schema(
-    "arms", "compare_interventions.py", items={"arm": Entry("arms/{}", _ARM)},
+    "conditions", "compare_interventions.py",
+    items={"condition": Entry("conditions/{}", _CONDITION)},
     results={
         "effects": Entry("effects.csv", Table({  # columns that are read back
             "label": str, "outcome": str, "control": bool, "unaltered": float, "altered": float,
@@ -71,7 +74,7 @@ COMPARISON = Schema(
         "divergence": Entry("action_divergence.csv", Table()),
         "report": Entry("effects.md", Text()), "figure": Entry("effects.png", File())},
     informative=("versions", "agent_file", "model_file", "data_dir"),
-    growing="arms", growing_items=("arm",))
+    growing="conditions", growing_items=("condition",))
 
 _JUMPS = [action for action, (_, up) in enumerate(ACTION_DIRECTIONS) if up > 0]
 OUTCOMES = (
@@ -89,7 +92,7 @@ OUTCOMES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class ArmRuns:
+class ConditionRuns:
     """Runs of the agent under one condition.
 
     Attributes:
@@ -155,20 +158,21 @@ def comparison_store(path: Path) -> ResultStore:
     return ResultStore(path, COMPARISON)
 
 
-def read_runs(store: ResultStore, arm: str) -> ArmRuns:
+def read_runs(store: ResultStore, name: str) -> ConditionRuns:
     """Read the runs of a condition.
 
     Raises:
         UserError: if the folder or a file is missing or damaged; the message names it.
     """
-    return ArmRuns(**store.read("arm", arm))
+    return ConditionRuns(**store.read("condition", name))
 
 
-def play_runs(testbed: Testbed, condition: Condition, std: Mapping[str, Units]) -> ArmRuns:
+def play_runs(testbed: Testbed, condition: Condition, std: Mapping[str, Units]) -> ConditionRuns:
     """Play all starts of a testbed under a condition, and log patches that never acted.
 
     Args:
-        std: standard deviations of the units of the layers in which ``ArmRuns.moved`` is measured.
+        std: standard deviations of the units of the layers in which ``ConditionRuns.moved`` is
+        measured.
     """
     [played] = testbed.play([condition], std)
     warn_of_unused(played.patches)
@@ -176,8 +180,8 @@ def play_runs(testbed: Testbed, condition: Condition, std: Mapping[str, Units]) 
 
 
 def collect_runs(episodes: Sequence[Episode], active: ActivePatches,
-                 simulated: bool = False) -> ArmRuns:
-    """Concatenate episodes to ``ArmRuns``.
+                 simulated: bool = False) -> ConditionRuns:
+    """Concatenate episodes to ``ConditionRuns``.
 
     Args:
         episodes: episodes by number.
@@ -186,7 +190,7 @@ def collect_runs(episodes: Sequence[Episode], active: ActivePatches,
     """
     # In the game, the agent does not act in the last row; a step's reward is in the row after it.
     acts, rewarded = (slice(None), slice(None)) if simulated else (slice(-1), slice(1, None))
-    return ArmRuns(
+    return ConditionRuns(
         np.array([episode.number if simulated else episode.level_seed for episode in episodes],
                  dtype=np.int64),
         np.array([len(episode.actions[acts]) for episode in episodes]),
@@ -209,7 +213,7 @@ def outcomes_named(*names: str) -> tuple[Outcome, ...]:
     return tuple(outcome for outcome in OUTCOMES if outcome.name in names)
 
 
-def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarray:
+def outcomes_of(runs: ConditionRuns, unaltered: ConditionRuns, simulated: bool) -> np.ndarray:
     """Compute the outcomes of each run, in the order of ``chosen_outcomes``.
 
     The step of the first jump is counted from 0; if the agent never jumps, it is the run's length.
@@ -244,7 +248,7 @@ def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarra
                     axis=1).astype(np.float64)
 
 
-def divergence(runs: ArmRuns, unaltered: ArmRuns) -> tuple[np.ndarray, np.ndarray]:
+def divergence(runs: ConditionRuns, unaltered: ConditionRuns) -> tuple[np.ndarray, np.ndarray]:
     """Mark the steps at which runs differ in their actions from the unaltered runs.
 
     A pair consists of the two runs from the same start. A step counts until both have ended. The
@@ -259,29 +263,30 @@ def divergence(runs: ArmRuns, unaltered: ArmRuns) -> tuple[np.ndarray, np.ndarra
     return a != b, (a >= 0) | (b >= 0)
 
 
-def divergence_over_time(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns],
-                         unaltered: ArmRuns) -> pd.DataFrame:
+def divergence_over_time(conditions: Sequence[Condition], runs: Mapping[str, ConditionRuns],
+                         unaltered: ConditionRuns) -> pd.DataFrame:
     """Compute the share of pairs that differ at each step, see ``divergence``.
 
     Returns:
-        One row per condition and step: ``arm``, ``label``, ``control``, ``step``, ``pairs`` (number
-        of pairs for which the step counts), ``unaltered_going`` (number of unaltered runs that have
-        not ended) and ``share`` (share of the ``pairs`` that differ).
+        One row per condition and step: ``condition``, ``label``, ``control``, ``step``, ``pairs``
+        (number of pairs for which the step counts), ``unaltered_going`` (number of unaltered runs
+        that have not ended) and ``share`` (share of the ``pairs`` that differ).
     """
     tables = []
     for condition in conditions:
         differs, counted = divergence(runs[condition.name], unaltered)
         pairs = counted.sum(axis=0)
         tables.append(pd.DataFrame({
-            "arm": condition.name, "label": condition.label, "control": condition.control,
+            "condition": condition.name, "label": condition.label, "control": condition.control,
             "step": np.arange(len(pairs)), "pairs": pairs,
             "unaltered_going": (unaltered.lengths[:, None] > np.arange(len(pairs))).sum(axis=0),
             "share": differs.sum(axis=0) / pairs}))
     return pd.concat(tables, ignore_index=True)
 
 
-def compare(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns], unaltered: ArmRuns,
-            simulated: bool, seed: int, verdicts: bool = False) -> pd.DataFrame:
+def compare(conditions: Sequence[Condition], runs: Mapping[str, ConditionRuns],
+            unaltered: ConditionRuns, simulated: bool, seed: int, verdicts: bool = False
+            ) -> pd.DataFrame:
     """Compute the effect of each condition on each outcome.
 
     Args:
@@ -332,18 +337,18 @@ def run_comparison(store: ResultStore, testbed: Testbed, sets: Sequence[Conditio
         return vars(play_runs(testbed, condition, std))
 
     first = conditions_of(group for group in sets if group.with_controls)
-    if overwrite or not all(store.has("arm", condition.name) for condition in first):
+    if overwrite or not all(store.has("condition", condition.name) for condition in first):
         _open_store(store, testbed, sets, settings, description, wording, overwrite, shard)
         overwrite = False
         for condition in first:
-            if not store.has("arm", condition.name):
-                store.write("arm", condition.name, value=play(condition))
+            if not store.has("condition", condition.name):
+                store.write("condition", condition.name, value=play(condition))
     sets = [group if group.with_controls is None else dataclasses.replace(
         group, conditions=group.with_controls({
             condition.name: float(read_runs(store, condition.name).moved)
             for condition in group.conditions})) for group in sets]
     notes = _open_store(store, testbed, sets, settings, description, wording, overwrite, shard)
-    measure_conditions(store, "arm", [BASELINE, *conditions_of(sets)], play, shard)
+    measure_conditions(store, "condition", [BASELINE, *conditions_of(sets)], play, shard)
     if shard == WHOLE:
         write_joined_results(store, notes)
 
@@ -362,17 +367,17 @@ def _open_store(store: ResultStore, testbed: Testbed, sets: Sequence[ConditionSe
     names = [condition.name for condition in conditions]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"the alteration {repeated[0]} is given twice")
-    notes = {"arms": [{name: getattr(condition, name)
-                       for name in ("name", "label", "pattern", "control")}
-                      for condition in conditions],
+    notes = {"conditions": [{name: getattr(condition, name)
+                             for name in ("name", "label", "pattern", "control")}
+                            for condition in conditions],
              "simulated": testbed.env is None, "seed": settings["seed"],
              "what": "; ".join([description, *(group.controls for group in sets)]),
              "wording": dataclasses.asdict(wording)}
     store.open({**settings,
                 **{name: value for group in reversed(sets)
                    for name, value in group.settings.items()}, "versions": versions(),
-                "arms": {condition.name: condition.settings
-                         for condition in conditions_of(reversed(sets))}},
+                "conditions": {condition.name: condition.settings
+                               for condition in conditions_of(reversed(sets))}},
                overwrite, shard, notes)
     return notes
 
@@ -388,7 +393,7 @@ def write_joined_results(store: ResultStore, notes: Mapping[str, Any]) -> None:
         notes: notes stored by ``run_comparison`` in every shard: conditions, whether runs are
             simulated, seed, description and wording.
     """
-    conditions = [Condition(**condition) for condition in notes["arms"]]
+    conditions = [Condition(**condition) for condition in notes["conditions"]]
     wording, simulated = Wording(**notes["wording"]), notes["simulated"]
     unaltered = read_runs(store, BASELINE.name)
     runs = {condition.name: read_runs(store, condition.name) for condition in conditions}
@@ -396,8 +401,8 @@ def write_joined_results(store: ResultStore, notes: Mapping[str, Any]) -> None:
     over_time = divergence_over_time(conditions, runs, unaltered)
     if wording != DIRECTIONS:
         for size in ("norm", "relative"):
-            if all(getattr(arm, size) is not None for arm in runs.values()):
-                table[size] = [float(getattr(runs[arm], size)) for arm in table["arm"]]
+            if all(getattr(played, size) is not None for played in runs.values()):
+                table[size] = [float(getattr(runs[name], size)) for name in table["condition"]]
     store.write("divergence", value=over_time)
     write_effects(store, table, chosen_outcomes(simulated), wording, notes["what"], over_time)
     for row in table[table["claimed"] & ~table["control"]].itertuples():

@@ -90,13 +90,13 @@ class ConditionOptions(PatchOptions, ParameterOptions):
     def alters_directions(self) -> bool:
         """Whether directions are altered: if patches are given, only if an option of directions is
         also given."""
-        return not self.scan and (not self.arms or bool(
+        return not self.scan and (not self.patch_lists or bool(
             self.given & {"directions", "ablations", "swaps"}))
 
     @property
     def ablates_directions(self) -> bool:
         """Whether directions are also ablated, not only swapped."""
-        return not self.arms or bool(self.given & {"directions", "ablations"})
+        return not self.patch_lists or bool(self.given & {"directions", "ablations"})
 
 
 def swap_conditions(swaps: Sequence[str], num_controls: int, projector: Projector,
@@ -165,7 +165,7 @@ def patch_conditions(options: ConditionOptions, testbed: Testbed, seed: int) -> 
     Raises:
         UserError: if patches cannot be opened, or cannot have controls of the requested kind.
     """
-    kind, vector_files, arms = options.patch_controls, options.control_vectors, options.arms
+    kind, vector_files = options.patch_controls, options.control_vectors
     if (kind == OTHERS) != bool(vector_files):
         raise UserError(f"--patch_controls {OTHERS} and --control_vectors require each other")
     policy, reference = testbed.policy, functools.cache(
@@ -174,16 +174,16 @@ def patch_conditions(options: ConditionOptions, testbed: Testbed, seed: int) -> 
     conditions: list[Condition] = []
     controls: list[Condition] = []
     layers: dict[str, Layer] = {}
-    for name, arm in arms.items():
-        patches = open_patches(arm, opening)
-        named = [path for patch in arm for path in files_of(patch)]
-        settings = {"patches": [patch.text for patch in arm],
+    for name, patch_list in options.patch_lists.items():
+        patches = open_patches(patch_list, opening)
+        named = [path for patch in patch_list for path in files_of(patch)]
+        settings = {"patches": [patch.text for patch in patch_list],
                     "files_sha256": {str(path): sha256(path) for path in (*named, *vector_files)}}
         conditions.append(Condition(f"patch_{name}", name, name, patches=patches,
                                     settings=settings))
         layers |= {layer.name: layer for patch in patches
                    for layer in layers_named(policy, patch.layer)}
-        others = [{layer: vector for patch in arm
+        others = [{layer: vector for patch in patch_list
                    for layer, vector in vectors_for(path, patch.layer, policy).items()}
                   for path in vector_files]
         for number, control in enumerate(controls_of(
@@ -196,7 +196,7 @@ def patch_conditions(options: ConditionOptions, testbed: Testbed, seed: int) -> 
     description = f"{options.num_controls} controls of each list of patches" + "".join(
         f"; {patterns.count(name)} controls of {name} are not matched: the size of their change "
         "differs by more than a quarter" for name in dict.fromkeys(patterns))
-    if num_levels := count_vector_levels(arms.values(), testbed.levels):
+    if num_levels := count_vector_levels(options.patch_lists.values(), testbed.levels):
         warning = (f"a vector was computed on {num_levels} of these levels, so effects on them do "
                    "not show that it generalises; use another --seed to draw other levels")
         logger.warning(warning)
@@ -207,15 +207,16 @@ def patch_conditions(options: ConditionOptions, testbed: Testbed, seed: int) -> 
                         description)
 
 
-def count_vector_levels(arms: Iterable[Sequence[Patch]], levels: Collection[int]) -> int:
+def count_vector_levels(patch_lists: Iterable[Sequence[Patch]], levels: Collection[int]) -> int:
     """Count the levels that were also used to compute a steering vector of the patches.
 
     Args:
-        arms: lists of patches.
+        patch_lists: lists of patches.
         levels: seeds of the levels.
     """
-    vectors = [vector for arm in arms for patch in arm for path in files_of(patch)
-               if path.suffix == ".npz" for vector in read_vectors(path).values()]
+    vectors = [vector for patch_list in patch_lists for patch in patch_list
+               for path in files_of(patch) if path.suffix == ".npz"
+               for vector in read_vectors(path).values()]
     return len(set(levels) & {level for vector in vectors for level in vector.levels})
 
 
@@ -256,9 +257,9 @@ def compare_patches(policy: Policy, env: EnvConfig, patches: Mapping[str, Sequen
                       env.draw_levels(num_levels, seed), seed)
     reference = testbed.reference(reference_size, seed)
     conditions: list[Condition] = []
-    for name, arm in patches.items():
+    for name, patch_list in patches.items():
         opened = open_patches([parse_patch(patch) if isinstance(patch, str) else patch
-                               for patch in arm], Opening(policy, env, lambda: reference))
+                               for patch in patch_list], Opening(policy, env, lambda: reference))
         conditions.append(Condition(name, name, name, False, patches=opened))
         conditions += [
             Condition(f"control {number} of {name}", f"control {number}", name, True,

@@ -22,10 +22,10 @@ from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapCon
 from interventions.hidden_states_folder import HIDDEN_STATE_FILES
 from interventions.patch_text import (
     Opening,
-    arm_name,
     files_of,
     open_patches,
     parse_patch,
+    patch_list_name,
     read_patch_file,
     warn_of_unused,
 )
@@ -205,33 +205,33 @@ class PatchOptions(Options):
     reference_seed: int = option(0, "seed that selects the reference frames", type=seed)
 
     @functools.cached_property
-    def arms(self) -> dict[str, tuple[Patch, ...]]:
-        """Lists of patches (arms) by name. All of ``patch`` is one arm; a patch file can define
-        several.
+    def patch_lists(self) -> dict[str, tuple[Patch, ...]]:
+        """Lists of patches by name. All of ``patch`` is one list; a patch file can define several.
 
         Raises:
             UserError: if a patch does not parse, or the patch file is missing or damaged.
         """
-        arms = [tuple(map(parse_patch, self.patch))] if self.patch else []
-        arms += read_patch_file(self.patch_file) if self.patch_file else []
-        return {arm_name(arm): arm for arm in arms}
+        patch_lists = [tuple(map(parse_patch, self.patch))] if self.patch else []
+        patch_lists += read_patch_file(self.patch_file) if self.patch_file else []
+        return {patch_list_name(patch_list): patch_list for patch_list in patch_lists}
 
     @property
-    def arm(self) -> tuple[Patch, ...]:
+    def patch_list(self) -> tuple[Patch, ...]:
         """The patches of a script that applies only one list of patches; may be empty.
 
         Raises:
             UserError: if there are several lists, or a patch does not parse.
         """
-        if len(self.arms) > 1:
-            raise UserError(f"--patch and --patch_file define {len(self.arms)} arms, but this "
-                            "script plays only one; use a file without sweeps, and only one of "
-                            "the two flags")
-        return next(iter(self.arms.values()), ())
+        if len(self.patch_lists) > 1:
+            raise UserError(f"--patch and --patch_file define {len(self.patch_lists)} lists of "
+                            "patches, but this script plays only one; use a file without sweeps, "
+                            "and only one of the two flags")
+        return next(iter(self.patch_lists.values()), ())
 
-    def open_arm(self, policy: Policy, env: EnvConfig | None,
-                 reference: Callable[[int, int], ReferenceSet], edit: LevelEdit | None = None,
-                 patches: Sequence[Patch] | None = None) -> OpenedPatches:
+    def open_patch_list(self, policy: Policy, env: EnvConfig | None,
+                        reference: Callable[[int, int], ReferenceSet],
+                        edit: LevelEdit | None = None, patches: Sequence[Patch] | None = None
+                        ) -> OpenedPatches:
         """Open a list of patches, see ``interventions.patch_text.open_patches``.
 
         Args:
@@ -239,12 +239,12 @@ class PatchOptions(Options):
             reference: function that maps a size and a seed to a reference set; called only if a
                 patch needs one.
             edit: edit applied to every level before it is played; None for no edit.
-            patches: the patches; those of ``arm`` if None.
+            patches: the patches; those of ``patch_list`` if None.
 
         Raises:
             UserError: see ``interventions.patch_text.open_patches`` and ``agents.hooks.patched``.
         """
-        patches = self.arm if patches is None else patches
+        patches = self.patch_list if patches is None else patches
         if not patches:
             return OpenedPatches([], {})
         references = []
@@ -257,7 +257,7 @@ class PatchOptions(Options):
         opened = open_patches(patches, Opening(policy, env, make_reference, edit))
         with patched(policy, opened):  # raises for patches that do not fit, before output exists
             pass
-        metadata = {"name": arm_name(patches), "patches": [patch.text for patch in patches],
+        metadata = {"name": patch_list_name(patches), "patches": [patch.text for patch in patches],
                     "reference": references[0].description if references else None,
                     "files_sha256": {str(path): sha256(path) for patch in patches
                                      for path in files_of(patch)}}

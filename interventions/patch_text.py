@@ -11,7 +11,7 @@ The command-line syntax is::
 
 A YAML file holds a list of mappings with the keys ``kind``, ``layer``, ``channels``, ``value`` and
 the options. In such a file, a list of values is a sweep. The file then defines several lists of
-patches, called arms, one for each combination of values. A flat list of ``channels`` is one set of
+patches, one for each combination of values. A flat list of ``channels`` is one set of
 channels; a list of lists is a sweep.
 
 Every patch takes ``cell`` (row.column from the top left, several separated by ``/``), ``steps``
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_ARMS = 1000
+MAX_LISTS = 1000
 MAX_SOURCES = 1000  # each source level is a game that is started
 MAX_NAME = 80
 _MAX_NUMBERS = 100_000  # maximum length of a range
@@ -234,7 +234,7 @@ def _make_patch(entries: Mapping[str, str], where: str) -> Patch:
 
 
 def read_patch_file(path: Path) -> list[tuple[Patch, ...]]:
-    """Read the arms (lists of patches) of a YAML file: one arm, or several if the file has sweeps.
+    """Read the lists of patches of a YAML file: one, or several if the file has sweeps.
 
     Raises:
         UserError: if the file is missing or damaged, or a part is invalid; the message names it.
@@ -254,9 +254,9 @@ def read_patch_file(path: Path) -> list[tuple[Patch, ...]]:
     places = [f"{path}, patch {number}" for number in range(1, len(content) + 1)]
     sweeps = [_sweeps(entries, where) for entries, where in zip(content, places)]
     number = math.prod(len(texts) for texts_by_key in sweeps for texts in texts_by_key.values())
-    if number > MAX_ARMS:
-        raise UserError(f"the sweeps of {path} define {_in_words(number)} arms, more than "
-                        f"{MAX_ARMS}; divide the file into several")
+    if number > MAX_LISTS:
+        raise UserError(f"the sweeps of {path} define {_in_words(number)} lists of patches, "
+                        f"more than {MAX_LISTS}; divide the file into several")
     return list(itertools.product(*(
         [_make_patch(dict(zip(texts, choice)), where)
          for choice in itertools.product(*texts.values())]
@@ -288,7 +288,7 @@ def _sweeps(entries: dict, where: str) -> dict[str, list[str]]:
     return choices
 
 
-def arm_name(patches: Sequence[Patch]) -> str:
+def patch_list_name(patches: Sequence[Patch]) -> str:
     """Return the name of a list of patches in folder names, reports and figures.
 
     Names longer than MAX_NAME are truncated and end in a checksum, which keeps them unique.

@@ -203,8 +203,8 @@ class Scrubbing:
 
         Returns:
             The table of ``stats.effects.compare_conditions``, with the set of the hypothesis as
-            the arm and the random sets as its controls. ``unaltered`` is (other - same) for the
-            random sets, ``altered`` is (other - same) for the hypothesis, and ``effect`` is the
+            the condition and the random sets as its controls. ``unaltered`` is (other - same) for
+            the random sets, ``altered`` is (other - same) for the hypothesis, and ``effect`` is the
             double contrast. As a control, each random set is compared with the mean of the others.
             The additional column ``supported`` states whether the double contrast is claimed and
             above 0.
@@ -215,12 +215,12 @@ class Scrubbing:
         # x - mean of the others = num / (num - 1) * (x - mean of all)
         controls = mean + (randoms - mean) * num / max(num - 1, 1)
         names = ["hypothesis", *(f"random_{number:02d}" for number in range(num))]
-        arms: list[Condition] = [
+        compared: list[Condition] = [
             Condition(name, "channels " + ",".join(map(str, channels)), "scrubbing", number > 0)
             for number, (name, channels) in enumerate(zip(names, self.sets))]
         outcomes = [Outcome(name, name) for name in self.outcomes]
-        table = compare_conditions(arms, outcomes, mean, np.stack([contrast, *controls]), seed,
-                                   self.levels, dict(zip(names, self.moved.tolist())),
+        table = compare_conditions(compared, outcomes, mean, np.stack([contrast, *controls]),
+                                   seed, self.levels, dict(zip(names, self.moved.tolist())),
                                    verdicts=False)
         table["supported"] = table["claimed"] & (table["effect"] > 0)
         return table

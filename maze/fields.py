@@ -1,7 +1,7 @@
 """Vector fields of an agent on maze levels, with and without patches, and their differences.
 
-A killed run resumes after its last finished field; more levels and arms (lists of patches) can be
-added to a finished run. Each shard computes the fields of its levels; --join then writes the
+A killed run resumes after its last finished field; more levels and conditions (lists of patches)
+can be added to a finished run. Each shard computes the fields of its levels; --join then writes the
 tables, figures and films.
 """
 
@@ -28,10 +28,10 @@ from interventions.flags import OpenedPatches, PatchOptions
 from maze.field.fields import MEMORIES, START, reference_frames
 from maze.field.plots import (
     Style,
-    draw_arm,
-    over_arms,
+    draw_condition,
     over_checkpoints,
     over_cheese,
+    over_conditions,
     write_film,
 )
 from maze.field.results import (
@@ -39,8 +39,8 @@ from maze.field.results import (
     UNPATCHED,
     FieldOptions,
     Fields,
-    add_arm,
-    fields_of_arm,
+    add_condition,
+    fields_of_condition,
     moved_table,
     outcome_table,
 )
@@ -72,8 +72,8 @@ class FieldStudyOptions(OwnVectorOptions, PatchOptions, RegionOptions, AgentOpti
     components: bool = option(False, "draw an arrow for each direction instead of the net arrow")
     margin: bool = option(False, "also draw the walls around the maze")
     films: tuple[str, ...] = option(
-        (), "films of the levels with figures. coefficients: one image per arm; checkpoints: one "
-            "per agent file in the agent's folder; cheese: one per square of the cheese",
+        (), "films of the levels with figures. coefficients: one image per condition; checkpoints: "
+            "one per agent file in the agent's folder; cheese: one per square of the cheese",
         choices=(COEFFICIENTS, CHECKPOINTS, CHEESE))
     num_stills: int = option(
         0, "number of stills of each film to write side by side as an image", type=from_zero)
@@ -87,50 +87,52 @@ class FieldStudyOptions(OwnVectorOptions, PatchOptions, RegionOptions, AgentOpti
 
 def compute_fields(options: FieldStudyOptions) -> pd.DataFrame | None:
     """Compute fields, write them, tables, figures and films to ``options.output_dir``, and return
-    the outcomes by arm and level; None for a dry run, or for one of several shards."""
+    the outcomes by condition and level; None for a dry run, or for one of several shards."""
     policy = options.load_agent()
     all_levels = by_name(options.choose_levels())
     register_maze_words()
-    patches = options.arms
+    patches = options.patch_lists
     steered = {name.replace(" ", "_"): patch for name, patch in options.own_vectors(
         policy, [*all_levels.values()]).items()}
-    arms = [UNPATCHED, *steered, *patches]
-    checkpoints = check_films(options, len(arms))
+    conditions = [UNPATCHED, *steered, *patches]
+    checkpoints = check_films(options, len(conditions))
     if options.dry_run:
         print(*(f"{name}: {describe(state.grid)}" for name, state in all_levels.items()),
-              f"arms: {', '.join(arms)}", sep="\n")
+              f"conditions: {', '.join(conditions)}", sep="\n")
         return None
     store = options.open_store(FIELDS_FILES, {
         "facing": options.facing, "memory": options.memory, "region": options.region,
         "components": options.components, "margin": options.margin}, options.shard,
-        {"levels": list(all_levels), "arms": arms}, options.join,
-        [("field", arm, level) for arm in arms for level in all_levels])
-    by_arm, moved = fields_by_arm(options, policy, store, arms, steered, patches, all_levels)
+        {"levels": list(all_levels), "conditions": conditions}, options.join,
+        [("field", condition, level) for condition in conditions for level in all_levels])
+    by_condition, moved = fields_by_condition(options, policy, store, conditions, steered,
+                                               patches, all_levels)
     store.finish()
     levels = {name: all_levels[name] for name in options.shard.of(list(all_levels))}
     if options.shard != WHOLE:
-        print(f"the fields of {len(levels)} levels in {len(arms)} arms are in {store.path}")
+        print(f"the fields of {len(levels)} levels in {len(conditions)} conditions are in "
+              f"{store.path}")
         return None
-    table, sizes = outcome_table(by_arm, levels, options.region), moved_table(moved)
+    table, sizes = outcome_table(by_condition, levels, options.region), moved_table(moved)
     store.write("moved", value=sizes)
     store.write("differences", value=table)
     for row in sizes[sizes["pictures"] == 0].itertuples():
-        print(f"{row.arm}: the patch at {row.layer} never acted on any frame")
-    draw_all(options, policy, store, patches, by_arm, levels, checkpoints)
-    means = table.groupby("arm", sort=False)[list(_PRINTED)].mean()
+        print(f"{row.condition}: the patch at {row.layer} never acted on any frame")
+    draw_all(options, policy, store, patches, by_condition, levels, checkpoints)
+    means = table.groupby("condition", sort=False)[list(_PRINTED)].mean()
     print(f"{means.to_string()}\nwrote {store.file_of('differences')} and the fields of "
-          f"{len(levels)} levels in {len(arms)} arms")
+          f"{len(levels)} levels in {len(conditions)} conditions")
     return table
 
 
-def check_films(options: FieldStudyOptions, num_arms: int) -> list[Path]:
+def check_films(options: FieldStudyOptions, num_conditions: int) -> list[Path]:
     """Return the agent files for the films of checkpoints.
 
     Raises:
-        UserError: if the films need more arms or agent files.
+        UserError: if the films need more conditions or agent files.
     """
-    if COEFFICIENTS in options.films and num_arms < 3:
-        raise UserError(f"--films {COEFFICIENTS} needs several arms: give several --vectors, "
+    if COEFFICIENTS in options.films and num_conditions < 3:
+        raise UserError(f"--films {COEFFICIENTS} needs several conditions: give several --vectors, "
                         "or --patch_file with a list of coefficients")
     checkpoints = agent_files(options.agent_file.parent)
     if CHECKPOINTS in options.films and len(checkpoints) < 2:
@@ -139,52 +141,52 @@ def check_films(options: FieldStudyOptions, num_arms: int) -> list[Path]:
     return checkpoints
 
 
-def fields_by_arm(options: FieldStudyOptions, policy: Policy, store: ResultStore,
-                  arms: Sequence[str], steered: Mapping[str, Patch],
-                  patches: Mapping[str, Sequence[Patch]], all_levels: Mapping[str, MazeState]
-                  ) -> tuple[dict[str, dict[str, Fields]], list[dict]]:
-    """Compute the missing fields of the shard's levels, and return all of them by arm, and the
-    sizes of the patches' changes.
+def fields_by_condition(options: FieldStudyOptions, policy: Policy, store: ResultStore,
+                        conditions: Sequence[str], steered: Mapping[str, Patch],
+                        patches: Mapping[str, Sequence[Patch]], all_levels: Mapping[str, MazeState]
+                        ) -> tuple[dict[str, dict[str, Fields]], list[dict]]:
+    """Compute the missing fields of the shard's levels, and return all of them by condition, and
+    the sizes of the patches' changes.
 
     Args:
-        steered: patches that add each level's own vector, by arm.
+        steered: patches that add each level's own vector, by condition.
     """
     states = [*all_levels.values()]
     levels = {name: all_levels[name] for name in options.shard.of(list(all_levels))}
     env = game_of(states)
     reference = functools.cache(functools.partial(
         reference_frames, env, {state.level_seed for state in states}))
-    by_arm, moved = {}, []
-    for name in arms:
+    by_condition, moved = {}, []
+    for name in conditions:
         opened = OpenedPatches([steered[name]], {"own_vector": name, "layer": options.layer}
-                               ) if name in steered else options.open_arm(
+                               ) if name in steered else options.open_patch_list(
             policy, env, reference, functools.partial(as_played, states), patches.get(name, ()))
         std = {layer.name: reference(options.reference_size, options.reference_seed).std(
                    policy, layer)
                for patch in opened.patches for layer in layers_named(policy, patch.layer)}
-        add_arm(store, name, opened.metadata)
-        by_arm[name], sizes = fields_of_arm(store, name, opened.patches, levels,
-                                            options.field_options(policy), std)
+        add_condition(store, name, opened.metadata)
+        by_condition[name], sizes = fields_of_condition(store, name, opened.patches, levels,
+                                                        options.field_options(policy), std)
         moved += sizes
-    return by_arm, moved
+    return by_condition, moved
 
 
 def draw_all(options: FieldStudyOptions, policy: Policy, store: ResultStore,
-             patches: Mapping[str, Sequence[Patch]], by_arm: Mapping[str, dict[str, Fields]],
+             patches: Mapping[str, Sequence[Patch]], by_condition: Mapping[str, dict[str, Fields]],
              levels: Mapping[str, MazeState], checkpoints: Sequence[Path]) -> None:
-    """Draw figures and films of the first levels; arguments as in :func:`fields_by_arm`."""
+    """Draw figures and films of the first levels; arguments as in :func:`fields_by_condition`."""
     style = Style(options.components, options.margin)
     drawn = list(levels)[:options.num_pictures]
     views = {name: draw([levels[name]], person_view=True)[0] for name in drawn}
-    for arm, fields in by_arm.items():
-        marked = marked_squares(patches.get(arm, ()))
-        draw_arm(store, arm, fields, by_arm[UNPATCHED], views,
-                 dataclasses.replace(style, marked=marked))
+    for condition, fields in by_condition.items():
+        marked = marked_squares(patches.get(condition, ()))
+        draw_condition(store, condition, fields, by_condition[UNPATCHED], views,
+                       dataclasses.replace(style, marked=marked))
     for film, name in itertools.product(options.films, drawn):
         stills = store.file_of("stills", film, name) if options.num_stills else None
         if not store.has("film", film, name) or (stills and not stills.exists()):
             figures = {  # generators, of which only the chosen one runs
-                COEFFICIENTS: over_arms(by_arm, name, views[name], style),
+                COEFFICIENTS: over_conditions(by_condition, name, views[name], style),
                 CHECKPOINTS: over_checkpoints(checkpoints, levels[name],
                                               options.field_options(policy), views[name], style),
                 CHEESE: over_cheese(levels[name], options.field_options(policy), style)}[film]

@@ -2,8 +2,8 @@
 that the cell shows.
 
 The cheese is removed, and every square that the mouse can reach is a separate target. Controls set
-other channels at the same cell, and the same channels at other cells. Each run adds an arm to the
-folder; a killed run resumes after its last finished level.
+other channels at the same cell, and the same channels at other cells. Each run adds a condition to
+the folder; a killed run resumes after its last finished level.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RetargetingOptions(ChannelsOptions, AgentOptions):
     targets: int | None = option(
         "all", "target squares of a level: all reachable squares, or N at random", type=_targets,
         metavar="all / N")
-    move_cheese: bool = option(False, "add an arm in which the cheese is moved to the target")
+    move_cheese: bool = option(False, "add a condition in which the cheese is moved to the target")
     num_controls: int = option(19, "number of controls of each kind; 0: no tests",
                                type=controls_or_none)
     control_targets: int = option(
@@ -77,16 +77,16 @@ class RetargetingOptions(ChannelsOptions, AgentOptions):
 
 def retarget(options: RetargetingOptions) -> dict[str, pd.DataFrame]:
     """Measure all targets under the patch, write the results to ``options.output_dir``, and return
-    the tables of targets by arm; empty for a dry run, or if no channel was chosen."""
+    the tables of targets by condition; empty for a dry run, or if no channel was chosen."""
     policy = options.load_agent()
     if not np.isfinite([options.value, options.others or 0]).all():
         raise UserError("--value and --others must be finite numbers")
     layer, channels = options.find_channels(policy)
     states = options.choose_levels()
     patch = CellPatch(channels, (options.value,) * len(channels), options.others)
-    arm = arm_name(patch, options.value, options.num_controls)
+    condition = condition_name(patch, options.value, options.num_controls)
     if options.dry_run:
-        print(f"arm {arm}; levels: {' '.join(str(state.level_seed) for state in states)}")
+        print(f"condition {condition}; levels:", *(state.level_seed for state in states))
         return {}
     store = options.open_store(RETARGETING_FILES, {
         "layer": layer.name, "targets": options.targets,
@@ -95,13 +95,13 @@ def retarget(options: RetargetingOptions) -> dict[str, pd.DataFrame]:
         write_nothing_chosen(store, layer)
         return {}
     controls = draw_controls(options, policy, layer, channels, states)
-    patches = {arm: patch, **({MOVED_CHEESE: None} if options.move_cheese else {})}
+    patches = {condition: patch, **({MOVED_CHEESE: None} if options.move_cheese else {})}
     tables, tried = measure(options, store, PartialForward(policy, options.compute, layer.name),
                             layer, patches, controls, states)
     for name, table in tables.items():
-        tested = (compare_controls(table, tried, options.seed) if controls and name == arm
+        tested = (compare_controls(table, tried, options.seed) if controls and name == condition
                   else pd.DataFrame())
-        write_arm(store, name, layer, table, tested, options.seed)
+        write_condition(store, name, layer, table, tested, options.seed)
     print(f"wrote {', '.join(str(store.file_of('targets', name)) for name in tables)}")
     return tables
 
@@ -129,12 +129,12 @@ def measure(options: RetargetingOptions, store: ResultStore, forward: PartialFor
     """Measure targets of all levels, and controls at some of them.
 
     Args:
-        patches: patches by arm, that of the options first; None: the cheese is moved.
+        patches: patches by condition, that of the options first; None: the cheese is moved.
 
     Returns:
-        Tables of targets by arm; and the table of controls, empty without controls.
+        Tables of targets by condition; and the table of controls, empty without controls.
     """
-    arm, patch = next(iter(patches.items()))
+    condition, patch = next(iter(patches.items()))
     tables: dict[str, list[pd.DataFrame]] = {name: [] for name in patches}
     tried = []
     for state in with_progress(states, len(states), "level"):
@@ -149,34 +149,34 @@ def measure(options: RetargetingOptions, store: ResultStore, forward: PartialFor
         if controls:
             assert patch is not None
             tried.append(store.compute(
-                "controls", arm, state.level_seed, function=functools.partial(
+                "controls", condition, state.level_seed, function=functools.partial(
                     level.measure_controls, some, patch, controls, rng)))
     return ({name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()},
             pd.concat(tried, ignore_index=True) if tried else pd.DataFrame())
 
 
-def write_arm(store: ResultStore, arm: str, layer: Layer, table: pd.DataFrame,
-              tested: pd.DataFrame, seed: int) -> None:
-    """Write tables, report and figure of an arm, and print its mean outcomes.
+def write_condition(store: ResultStore, condition: str, layer: Layer, table: pd.DataFrame,
+                    tested: pd.DataFrame, seed: int) -> None:
+    """Write tables, report and figure of a condition, and print its mean outcomes.
 
     Args:
         tested: comparison with controls; may be empty.
     """
     means = means_by_part(table, seed)
-    store.write("parts", arm, value=means)
+    store.write("parts", condition, value=means)
     if len(tested):
-        store.write("effects", arm, value=tested)
-    store.write("report", arm, value=report(arm, layer.name, table, means, tested))
-    with store.file("figure", arm) as temporary:
-        plot(temporary, arm, means)
-    store.write("targets", arm, value=table)
-    print(f"{arm}: {len(table)} targets of {table['seed'].nunique()} levels, path probability "
-          f"{table['path_unpatched'].mean():.3f} unpatched and "
+        store.write("effects", condition, value=tested)
+    store.write("report", condition, value=report(condition, layer.name, table, means, tested))
+    with store.file("figure", condition) as temporary:
+        plot(temporary, condition, means)
+    store.write("targets", condition, value=table)
+    print(f"{condition}: {len(table)} targets of {table['seed'].nunique()} levels, path "
+          f"probability {table['path_unpatched'].mean():.3f} unpatched and "
           f"{table['path_patched'].mean():.3f} patched, exact probability "
           f"{table['exact_unpatched'].mean():.3f} and {table['exact_patched'].mean():.3f}")
 
 
-def arm_name(patch: CellPatch, value: float, num_controls: int) -> str:
+def condition_name(patch: CellPatch, value: float, num_controls: int) -> str:
     """Return the name of a patch's folder, such as ``55_to_5.5``.
 
     The name contains the channels, the value, and options that differ from the defaults. A long
@@ -194,18 +194,18 @@ def arm_name(patch: CellPatch, value: float, num_controls: int) -> str:
     return f"{len(patch.channels)}_channels_{hashlib.sha256(name.encode()).hexdigest()[:8]}{end}"
 
 
-def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
+def report(condition: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
            tested: pd.DataFrame) -> str:
     """Return the report on one patch as Markdown.
 
     Args:
-        arm: name of the patch's folder.
+        condition: name of the patch's folder.
         targets: measurements of the targets, see ``TARGET_COLUMNS``.
         parts: means over groups of targets, from ``means_by_part``.
         tested: comparison with controls, from ``compare_controls``; empty without controls.
     """
     lines = [
-        f"# Retargeting: {arm}", "",
+        f"# Retargeting: {condition}", "",
         f"{len(targets)} targets in {targets['seed'].nunique()} levels, whose cheese was removed. "
         f"Patched at {layer}. Path: normalised path probability. Exact: probability of reaching "
         "the target within an episode. Intervals: 95 %, over levels.", "",
@@ -229,12 +229,12 @@ def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,
     return "\n".join(lines)
 
 
-def plot(path: Path, arm: str, parts: pd.DataFrame) -> None:
+def plot(path: Path, condition: str, parts: pd.DataFrame) -> None:
     """Draw the path probabilities, and exact ones if measured, without and with the patch: by the
     target's distance from the path to the corner, and by the size of the maze.
 
     Args:
-        arm: name of the patch's folder, for the title.
+        condition: name of the patch's folder, for the title.
         parts: means over groups of targets, from ``means_by_part``.
     """
     figure = Figure(figsize=(10, 7), layout="constrained")
@@ -254,7 +254,7 @@ def plot(path: Path, arm: str, parts: pd.DataFrame) -> None:
                      ylabel=f"{outcome} probability")
             axes.grid(alpha=0.3)
     panels[0, 0].legend(fontsize=9)
-    figure.suptitle(f"Retargeting: {arm}")
+    figure.suptitle(f"Retargeting: {condition}")
     figure.savefig(path, dpi=DPI, format="png")
 
 

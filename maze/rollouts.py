@@ -1,7 +1,7 @@
-"""Films of an agent on mazes, with several lists of patches (arms) side by side.
+"""Films of an agent on mazes, with several lists of patches (conditions) side by side.
 
-All arms play the same levels with the same random numbers; the first arm is the unpatched agent. A
-killed run resumes after its last finished film.
+All conditions play the same levels with the same random numbers; the first condition is the
+unpatched agent. A killed run resumes after its last finished film.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FILM_FILES = Schema(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutsOptions(OwnVectorOptions, PatchOptions, AgentOptions):
-    """Films of an agent on mazes, with several lists of patches (arms) side by side."""
+    """Films of an agent on mazes, with several lists of patches (conditions) side by side."""
 
     num_mazes: int = redefine(MazeOptions, "num_mazes", default=5)
     max_steps: int = option(150, "maximum number of steps in a film", type=count)
@@ -51,32 +51,32 @@ class RolloutsOptions(OwnVectorOptions, PatchOptions, AgentOptions):
 
 def film_rollouts(options: RolloutsOptions) -> pd.DataFrame | None:
     """Write the films to ``options.output_dir``, and return the table of episodes, with a row per
-    level and arm; None for a dry run."""
+    level and condition; None for a dry run."""
     policy = options.load_agent()
     register_maze_words()
-    patches = options.arms
+    patches = options.patch_lists
     if not patches and not options.vectors:
-        raise UserError("films compare arms with the unpatched agent; give --vectors, --patch or "
-                        "--patch_file")
+        raise UserError("films compare conditions with the unpatched agent; give --vectors, "
+                        "--patch or --patch_file")
     states = options.choose_levels()
     seeds = [state.level_seed for state in states]
     env, edit = game_of(states), functools.partial(as_played, states)
     steered = options.own_vectors(policy, states)
     if options.dry_run:
         print(f"levels: {', '.join(map(str, seeds))}\n"
-              f"arms: {', '.join([UNPATCHED, *steered, *patches])}")
+              f"conditions: {', '.join([UNPATCHED, *steered, *patches])}")
         return None
     reference = functools.cache(functools.partial(reference_frames, env, set(seeds)))
-    opened = {name: options.open_arm(policy, env, reference, edit, arm)
-              for name, arm in patches.items()}
-    arms: list[Condition] = [
+    opened = {name: options.open_patch_list(policy, env, reference, edit, patch_list)
+              for name, patch_list in patches.items()}
+    conditions: list[Condition] = [
         Condition(UNPATCHED),
         *(Condition(name, patches=[patch]) for name, patch in steered.items()),
-        *(Condition(name, patches=arm.patches) for name, arm in opened.items())]
+        *(Condition(name, patches=result.patches) for name, result in opened.items())]
     store = options.open_store(FILM_FILES, {
-        "arms": [arm.name for arm in arms], "layer": options.layer if steered else None,
-        "seed": options.seed,
-        "patches": [arm.metadata for arm in opened.values()], "max_steps": options.max_steps,
+        "conditions": [condition.name for condition in conditions],
+        "layer": options.layer if steered else None, "seed": options.seed,
+        "patches": [result.metadata for result in opened.values()], "max_steps": options.max_steps,
         "tps": options.tps}, states=states)
     testbed = Testbed(policy, options.compute, env, seeds, options.seed, 1, edit,
                       options=PlayOptions(keep_person_views=True, keep_positions=True))
@@ -86,27 +86,28 @@ def film_rollouts(options: RolloutsOptions) -> pd.DataFrame | None:
                    for entry in ("film", "facts", *(["gif"] if options.gif else []))):
             store.check()
             store.write("facts", state.level_seed,
-                        value=film_level(options, store, arms, testbed, number))
+                        value=film_level(options, store, conditions, testbed, number))
         rows += store.read("facts", state.level_seed)
     table = pd.DataFrame(rows)
     store.write("episodes", value=table)
-    means = table.groupby("arm", sort=False)[["cheese", "steps"]].mean()
+    means = table.groupby("condition", sort=False)[["cheese", "steps"]].mean()
     print(f"{means}\nwrote {len(states)} films to {options.output_dir}")
     return table
 
 
-def film_level(options: RolloutsOptions, store: ResultStore, arms: Sequence[Condition],
+def film_level(options: RolloutsOptions, store: ResultStore, conditions: Sequence[Condition],
                testbed: Testbed, number: int) -> list[dict]:
-    """Play a level with each list of patches (arm), and write the film.
+    """Play a level with each list of patches, and write the film.
 
-    Returns one row of ``episodes.csv`` per arm.
+    Returns one row of ``episodes.csv`` per condition.
     """
     films, rows, seed = {}, [], testbed.levels[number]
-    for arm in arms:
-        [episode] = testbed.episodes(arm, [number])
-        films[arm.name] = small_film(episode, options.max_steps)
-        rows.append({"level": seed, "arm": arm.name, "cheese": bool(episode.level_complete),
-                     "steps": episode.length, "return": episode.total_reward,
+    for condition in conditions:
+        [episode] = testbed.episodes(condition, [number])
+        films[condition.name] = small_film(episode, options.max_steps)
+        rows.append({"level": seed, "condition": condition.name,
+                     "cheese": bool(episode.level_complete), "steps": episode.length,
+                     "return": episode.total_reward,
                      "squares": len(np.unique(episode.positions[:-1], axis=0))})
     write_video(store.file_of("film", seed), side_by_side_films(films), options.tps)
     if options.gif:

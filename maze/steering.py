@@ -27,7 +27,13 @@ from interventions.vectors import SteeringVector, save_vectors
 from maze.field.fields import reference_frames
 from maze.level.options import AgentOptions, ExactOptions
 from maze.level.state import MazeState, game_of
-from maze.studies.arms import ArmOptions, Forks, choose_forks, make_arms, parse_vectors
+from maze.studies.condition_groups import (
+    Forks,
+    GroupOptions,
+    choose_forks,
+    make_groups,
+    parse_vectors,
+)
 from maze.studies.steering import (
     CHOOSING,
     CONTROL_KINDS,
@@ -35,11 +41,11 @@ from maze.studies.steering import (
     DECISIONS,
     FIELDS,
     STEERING_FILES,
-    Arms,
+    ConditionGroup,
     Experiment,
     Measurements,
     VectorSource,
-    compare_arms,
+    compare_groups,
     decisions_table,
     field_outcomes,
     strongest,
@@ -57,7 +63,7 @@ FIELD_WORDING = dataclasses.replace(WORDING, title="Steering vectors over whole 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SteeringOptions(ArmOptions, ExactOptions):
+class SteeringOptions(GroupOptions, ExactOptions):
     """Steer an agent on mazes: add vectors to its layers and measure their effects."""
 
     num_fields: int = option(
@@ -75,47 +81,48 @@ def steer(options: SteeringOptions) -> pd.DataFrame | None:
     if options.num_fields:
         check_starts(options.num_fields, "--num_fields")
     kinds, given = parse_vectors(options, policy)
-    arms = make_arms(options, policy, kinds, list(given))
-    forks = choose_forks(options, kinds, arms)
+    groups = make_groups(options, policy, kinds, list(given))
+    forks = choose_forks(options, kinds, groups)
     if options.dry_run:
         print("forks:", *(state.level_seed for state in forks.reported), "\nto choose on:",
-              *(state.level_seed for state in forks.choosing), "\narms:",
-              *(arm.name for group in arms for arm in group.conditions))
+              *(state.level_seed for state in forks.choosing), "\nconditions:",
+              *(condition.name for group in groups for condition in group.conditions))
         return None
-    store = open_store(options, arms, forks)
-    experiment = prepare(options, policy, store, arms, kinds, given, forks)
+    store = open_store(options, groups, forks)
+    experiment = prepare(options, policy, store, groups, kinds, given, forks)
     if forks.choosing:
         alone = dataclasses.replace(experiment, control_kinds=(), num_controls=0)
-        arms = strongest(arms, measure(store, CHOOSING, alone, arms, forks.choosing))
+        groups = strongest(groups, measure(store, CHOOSING, alone, groups, forks.choosing))
     outcomes = field_outcomes(kinds[0] if len(kinds) == 1 else None, options.exact)
-    measured = measure(store, DECISIONS, experiment, arms, forks.reported)
+    measured = measure(store, DECISIONS, experiment, groups, forks.reported)
     chosen = forks.reported[:options.num_fields]
-    fields = measure(store, FIELDS, experiment, arms, chosen, outcomes) if chosen else []
-    return write_results(options, store, arms, forks, measured, fields, outcomes)
+    fields = measure(store, FIELDS, experiment, groups, chosen, outcomes) if chosen else []
+    return write_results(options, store, groups, forks, measured, fields, outcomes)
 
 
-def open_store(options: SteeringOptions, arms: Sequence[Arms], forks: Forks) -> ResultStore:
+def open_store(options: SteeringOptions, groups: Sequence[ConditionGroup],
+               forks: Forks) -> ResultStore:
     """Open the output folder."""
     return options.open_store(STEERING_FILES, {
         "vector": options.vector,
         "vector_sha256": [sha256(path) for path in map(Path, options.vector) if path.is_file()],
-        "groups": [[group.name, *(list(arm.value or ()) for arm in group.conditions)]
-                   for group in arms],
+        "groups": [[group.name, *(list(condition.value or ()) for condition in group.conditions)]
+                   for group in groups],
         "controls": options.controls, "num_controls": options.num_controls, "seed": options.seed,
         "num_sources": options.num_sources, "region": options.region, "exact": options.exact,
         "levels": [state.level_seed for state in forks.reported],
         "choosing": [state.level_seed for state in forks.choosing]}, states=forks.all)
 
 
-def prepare(options: SteeringOptions, policy: Policy, store: ResultStore, arms: Sequence[Arms],
-            kinds: Sequence[VectorKind], given: dict[str, SteeringVector], forks: Forks
-            ) -> Experiment:
+def prepare(options: SteeringOptions, policy: Policy, store: ResultStore,
+            groups: Sequence[ConditionGroup], kinds: Sequence[VectorKind],
+            given: dict[str, SteeringVector], forks: Forks) -> Experiment:
     """Compute and write vectors, and return the experiment on them.
 
     Args:
         given: vectors of a file or a pair of levels, by layer.
     """
-    layers = list(dict.fromkeys(layer.name for group in arms
+    layers = list(dict.fromkeys(layer.name for group in groups
                                 for layer in layers_named(policy, group.layer)))
     fixed = {"given": given} if given else {}
     if MEAN in options.sources:
@@ -146,29 +153,30 @@ def describe(options: SteeringOptions, forks: Forks) -> str:
                 "single effects." if options.compose else ""))
 
 
-def write_results(options: SteeringOptions, store: ResultStore, arms: Sequence[Arms], forks: Forks,
+def write_results(options: SteeringOptions, store: ResultStore,
+                  groups: Sequence[ConditionGroup], forks: Forks,
                   measured: Sequence[Measurements], fields: Sequence[Measurements],
                   outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """Write tables, figures and report, and return the effects at decision squares.
 
     Args:
-        measured: measurements at decision squares, by group of arms.
+        measured: measurements at decision squares, by group of conditions.
         fields: measurements of whole fields; may be empty.
     """
     what = describe(options, forks)
-    table = compare_arms(arms, measured, options.controls, options.num_controls,
-                         DECISION_OUTCOMES, options.seed)
-    store.write("table", value=decisions_table(arms, measured, [
+    table = compare_groups(groups, measured, options.controls, options.num_controls,
+                           DECISION_OUTCOMES, options.seed)
+    store.write("table", value=decisions_table(groups, measured, [
         state.level_seed for state in forks.reported]))
     reports = [write_effects(store, "", table, DECISION_OUTCOMES, WORDING, what)]
     if fields:
         num_fields = min(options.num_fields, len(forks.reported))
         reports.append(write_effects(
-            store, "field_", compare_arms(arms, fields, options.controls, options.num_controls,
-                                          outcomes, options.seed), outcomes, FIELD_WORDING,
+            store, "field_", compare_groups(groups, fields, options.controls, options.num_controls,
+                                            outcomes, options.seed), outcomes, FIELD_WORDING,
             f"The fields of {num_fields} of these forks. Holm's correction treats this table as "
             "a separate family."))
-    single = [(group, result) for group, result in zip(arms, measured) if len(group.sources) == 1]
+    single = [(group, result) for group, result in zip(groups, measured) if len(group.sources) == 1]
     if single and len(single[0][0].conditions) > 1:
         with store.file("curves") as temporary:
             plot_coefficients(temporary, single, what.partition(". ")[0], options.seed)
@@ -178,8 +186,9 @@ def write_results(options: SteeringOptions, store: ResultStore, arms: Sequence[A
     return table
 
 
-def measure(store: ResultStore, entry: str, experiment: Experiment, arms: Sequence[Arms],
-            states: Sequence[MazeState], outcomes: Sequence[Outcome] = ()) -> list[Measurements]:
+def measure(store: ResultStore, entry: str, experiment: Experiment,
+            groups: Sequence[ConditionGroup], states: Sequence[MazeState],
+            outcomes: Sequence[Outcome] = ()) -> list[Measurements]:
     """Return outcomes of forks under all conditions; missing ones are measured and written.
 
     Args:
@@ -190,8 +199,8 @@ def measure(store: ResultStore, entry: str, experiment: Experiment, arms: Sequen
         Measurements of each group, on all forks.
     """
     measured = []
-    with Progress(len(arms) * len(states), "fork") as progress:
-        for group in arms:
+    with Progress(len(groups) * len(states), "fork") as progress:
+        for group in groups:
             parts, number = [], 1 if outcomes else experiment.max_forks(group)
             for begin in range(0, len(states), number):
                 some = states[begin:begin + number]
@@ -213,37 +222,37 @@ def write_effects(store: ResultStore, prefix: str, table: pd.DataFrame,
 
     Args:
         prefix: prefix of the entries of the schema, "" or "field_".
-        table: effects, from ``compare_arms``.
+        table: effects, from ``compare_groups``.
         what: sentences that describe the run.
     """
     store.write(f"{prefix}effects", value=table)
     with store.file(f"{prefix}figure") as temporary:
         plot_effects(temporary, table, outcomes, wording, what.partition(". ")[0])
     kinds = [text for kind, text in CONTROL_KINDS.items() if f"p_{kind}" in table]
-    return report(table, outcomes, wording, f"{what} Controls: {', and '.join(kinds)}. An arm is "
-                  "compared with each kind of controls separately; p (controls) is the largest of "
-                  "these p-values.")
+    return report(table, outcomes, wording, f"{what} Controls: {', and '.join(kinds)}. A condition "
+                  "is compared with each kind of controls separately; p (controls) is the largest "
+                  "of these p-values.")
 
 
-def plot_coefficients(path: Path, measured: Sequence[tuple[Arms, Measurements]], title: str,
-                      seed: int) -> None:
+def plot_coefficients(path: Path, measured: Sequence[tuple[ConditionGroup, Measurements]],
+                      title: str, seed: int) -> None:
     """Draw P(cheese), P(corner) and P(other) against the coefficient, with a row of panels for each
-    group of arms.
+    group of conditions.
 
     The curves are means with 95 % intervals over forks, and medians; the shaded area is the range
     of the controls' means.
 
     Args:
-        measured: groups of arms that differ in the coefficient, with their measurements.
+        measured: groups of conditions that differ in the coefficient, with their measurements.
     """
     shown = [outcome for outcome in DECISION_OUTCOMES if outcome.name.startswith("p_")]
     figure = Figure(figsize=(4 * len(shown), 2.6 * len(measured) + 0.8), layout="constrained")
     panels = figure.subplots(len(measured), len(shown), squeeze=False, sharex=True, sharey=True)
     bootstrap = ClusterBootstrap(np.arange(len(measured[0][1].before)), seed)
     for row, (group, result) in zip(panels, measured):
-        x = np.array([0.0, *((arm.value or ())[0] for arm in group.conditions)])
+        x = np.array([0.0, *((condition.value or ())[0] for condition in group.conditions)])
         before = np.broadcast_to(result.before, (len(result.after), 1, *result.before.shape))
-        # (sets of vectors, 1 + arms, forks, outcomes)
+        # (sets of vectors, 1 + conditions, forks, outcomes)
         after = np.concatenate([before, result.after], axis=1)[:, x.argsort()]
         x.sort()
         for axes, outcome in zip(row, shown):

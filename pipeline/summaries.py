@@ -140,7 +140,7 @@ def effects(output: Path, folder: str) -> str:
 def failures(output: Path, folder: str) -> str:
     """Report how often the unedited agent fails."""
     rates = ResultStore(output / folder, FAILURES).read("rates")
-    own = rates[(rates["arm"] == ORIGINAL) & (rates["cause"] == ANY)].iloc[0]
+    own = rates[(rates["condition"] == ORIGINAL) & (rates["cause"] == ANY)].iloc[0]
     return (f"the agent fails {own['failures']} of {own['levels']} levels "
             f"({100 * own['low_95']:.0f} to {100 * own['high_95']:.0f} %)")
 
@@ -155,9 +155,9 @@ def checks(output: Path, _folder: str) -> str:
 def turns_to_cheese(output: Path, folder: str) -> str:
     """Report how often a maze agent turns to the cheese, with each list of patches."""
     table = ResultStore(output / folder, FIELDS_FILES).read("differences")
-    means = table.groupby("arm", sort=False)["p_cheese"].mean()
+    means = table.groupby("condition", sort=False)["p_cheese"].mean()
     own = means.pop(UNPATCHED)
-    patched = " and ".join(f"{mean:.2f} with {arm}" for arm, mean in means.items())
+    patched = " and ".join(f"{mean:.2f} with {condition}" for condition, mean in means.items())
     return f"P(cheese) is {own:.2f}, {patched} ({format_count(table['level'].nunique(), 'levels')})"
 
 

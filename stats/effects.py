@@ -105,7 +105,7 @@ def compare_conditions(conditions: Sequence[Condition], outcomes: Sequence[Outco
         verdicts: whether to add the columns of ``with_verdicts``.
 
     Returns:
-        A row per condition and outcome, with the columns ``arm`` (name of the condition);
+        A row per condition and outcome, with the columns ``condition`` (name of the condition);
         ``label``, ``pattern`` and ``control`` (attributes of ``Condition``); ``moved``;
         ``outcome``; ``unaltered`` and ``altered`` (means); ``effect``, ``low_95``, ``high_95``,
         ``p``, ``p_holm``; ``control_low`` and ``control_high`` (smallest and largest effect of the
@@ -150,16 +150,17 @@ def paired_effects(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
                          *zip((condition.name for condition in conditions), after)):
         bad = ~np.isfinite(values).all(axis=0)
         if bad.any():
-            raise UserError(f"the outcome {names[int(bad.argmax())]} of the arm {name} is NaN or "
-                            "infinite on some levels; exclude these levels from all arms")
+            raise UserError(f"the outcome {names[int(bad.argmax())]} of the condition {name} is "
+                            "NaN or infinite on some levels; exclude these levels from all "
+                            "conditions")
     differences = _differences(before, after)  # (N, C)
     low, high = ClusterBootstrap(levels, seed).interval(differences.T)
     num_flips = max(MIN_FLIPS, FLIPS_PER_COMPARISON * differences.shape[1])
     table = pd.DataFrame([(condition.name, condition.label, condition.pattern, condition.control)
                           for condition in conditions for _ in names],
-                         columns=["arm", "label", "pattern", "control"])
+                         columns=["condition", "label", "pattern", "control"])
     if moved is not None:
-        table["moved"] = [moved[name] for name in table["arm"]]
+        table["moved"] = [moved[name] for name in table["condition"]]
     table["outcome"] = np.tile(names, len(conditions))
     table["unaltered"] = np.tile(before.mean(axis=0), len(conditions))
     table["altered"] = after.mean(axis=1).ravel()
@@ -230,12 +231,12 @@ def with_claims(table: pd.DataFrame) -> pd.DataFrame:
     """
     table["p_holm"] = table.groupby(["control", table["pattern"].where(table["control"], "")]
                                     )["p"].transform(holm)
-    controls = {key: (rows["arm"].to_numpy(), rows["effect"].to_numpy()) for key, rows
+    controls = {key: (rows["condition"].to_numpy(), rows["effect"].to_numpy()) for key, rows
                 in table[table["control"]].groupby(["pattern", "outcome"])}
     columns = []
     for row in table.itertuples():
         names, others = controls.get((row.pattern, row.outcome), (np.array([]), np.array([])))
-        others = others[names != row.arm]
+        others = others[names != row.condition]
         if not len(others):
             raise UserError(f"{row.label} has no other control to be compared with; use "
                             "--num_controls 2 or more")

@@ -78,9 +78,10 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], w
     Args:
         table: table from ``stats.effects.compare_conditions``.
         description: description of the runs, the second line of the title.
-        over_time: table with the columns ``arm`` (name of the condition), ``control``, ``step``,
-            ``unaltered_going`` (number of unaltered runs that reach the step) and ``share`` (share
-            of pairs of runs with different actions); None if there is no panel over time.
+        over_time: table with the columns ``condition`` (name of the condition), ``control``,
+            ``step``, ``unaltered_going`` (number of unaltered runs that reach the step) and
+            ``share`` (share of pairs of runs with different actions); None if there is no panel
+            over time.
     """
     directions = table[~table["control"]]
     labels = list(dict.fromkeys(directions["label"]))
@@ -124,14 +125,14 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], w
 
 def _plot_moved(axes: Axes, table: pd.DataFrame, labels: Sequence[str], label: str) -> None:
     """Draw the size of each intervention's change (``moved``), and the range of its controls."""
-    arms = table.drop_duplicates("arm")
-    controls = arms[arms["control"]].groupby("pattern")["moved"]
+    conditions = table.drop_duplicates("condition")
+    controls = conditions[conditions["control"]].groupby("pattern")["moved"]
     low, high = controls.min(), controls.max()
-    for place, row in enumerate(arms[~arms["control"]].itertuples()):
+    for place, row in enumerate(conditions[~conditions["control"]].itertuples()):
         left, right = low[row.pattern], high[row.pattern]
         axes.barh(place, right - left, left=left, height=1, color=CONTROL_RANGE)
         axes.plot(row.moved, place, "o", color=EFFECT, markersize=5)
-    axes.set_xlim(0, 1.05 * arms["moved"].max() or 1)
+    axes.set_xlim(0, 1.05 * conditions["moved"].max() or 1)
     axes.set_title("size of the alteration", fontsize=10)
     axes.set_xlabel(label, fontsize=9)
     name_rows(axes, labels)
@@ -142,8 +143,8 @@ def _plot_divergence(axes: Axes, over_time: pd.DataFrame) -> None:
     going = over_time["unaltered_going"]
     shown = over_time[going >= min(MIN_RUNS, going.max())]
     for control, colour, width in ((True, CONTROL, 0.7), (False, EFFECT, 0.9)):
-        for _, arm in shown[shown["control"] == control].groupby("arm"):
-            axes.plot(arm["step"], arm["share"], color=colour, linewidth=width, alpha=0.7)
+        for _, part in shown[shown["control"] == control].groupby("condition"):
+            axes.plot(part["step"], part["share"], color=colour, linewidth=width, alpha=0.7)
     axes.set(xlim=(0, None), ylim=(0, 1.02))
     axes.set_title("divergence of actions over time", fontsize=10)
     axes.set_xlabel(f"step (if at least {MIN_RUNS} unaltered runs reach it)", fontsize=9)

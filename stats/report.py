@@ -167,7 +167,7 @@ def _sizes(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -
     Args:
         directions, controls: rows of the interventions and of the controls in the effects table.
     """
-    sizes = controls.drop_duplicates("arm").groupby("pattern")["moved"]
+    sizes = controls.drop_duplicates("condition").groupby("pattern")["moved"]
     columns = {"norm": "norm", "relative": "as a share of the output's norm"}
     columns = {name: label for name, label in columns.items() if name in directions}
     return [
@@ -177,7 +177,7 @@ def _sizes(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -
             [(row.label, format_number(row.moved),
               ", ".join(map(format_number, sizes.get_group(row.pattern).quantile([0, 0.5, 1]))),
               *(format_number(getattr(row, name)) for name in columns))
-             for row in directions.drop_duplicates("arm").itertuples()])]
+             for row in directions.drop_duplicates("condition").itertuples()])]
 
 
 def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str]:
@@ -220,8 +220,8 @@ def _summary(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording)
     effects = format_count(len(directions), "effects")
     lines = [
         f"- {directions['claimed'].sum()} of {effects} are claimed. They belong to "
-        f"{directions[directions['claimed']]['arm'].nunique()} of "
-        f"{format_count(directions['arm'].nunique(), 'alterations')}, with at most "
+        f"{directions[directions['claimed']]['condition'].nunique()} of "
+        f"{format_count(directions['condition'].nunique(), 'alterations')}, with at most "
         f"{format_count(_most_claims(directions), 'claims')} for a single alteration.",
         f"- The same rule claims {controls['claimed'].sum()} of "
         f"{format_count(len(controls), 'effects')} of the "
@@ -240,7 +240,7 @@ def _summary(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording)
 
 
 def _most_claims(rows: pd.DataFrame) -> int:
-    return rows.groupby("arm")["claimed"].sum().max()
+    return rows.groupby("condition")["claimed"].sum().max()
 
 
 def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording) -> list[str]:
@@ -258,7 +258,7 @@ def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording)
         rows.append((label, *(texts[name] for name in names)))
     for pattern, controls in table[table["control"]].groupby("pattern"):
         spread = controls.groupby("outcome")["effect"].agg(["min", "max"])
-        rows.append((f"{controls['arm'].nunique()} {wording.controls} "
+        rows.append((f"{controls['condition'].nunique()} {wording.controls} "
                      f"({pattern.replace('_', ' ')})",
                      *(format_range(*spread.loc[name]) for name in names)))
     return markdown_table(("alteration", *(outcome.label for outcome in outcomes)), rows)

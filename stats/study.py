@@ -12,7 +12,8 @@ estimates the effects, for which a study needs at least 10 levels, and 19 contro
                     for k, other in enumerate(controls))]
     outcomes = [Outcome("return", "return (sum of rewards)")]
     store = ResultStore(folder, study_schema("channels set to zero", "example.py"))
-    store.open({"seed": seed, "arms": {arm.name: arm.settings for arm in conditions}})
+    store.open({"seed": seed,
+                "conditions": {condition.name: condition.settings for condition in conditions}})
     table = run_study(store, [BASELINE, *conditions], outcomes, outcomes_of, seed, PATCHES,
                       "model.pth on 400 levels")
 
@@ -42,18 +43,20 @@ def study_schema(what: str, script: str, **results: Entry) -> Schema:
     """Return the schema of a study: the outcomes of each condition (N, K), the table of effects,
     the report, the figure, and further results.
 
-    The setting ``arms`` holds the settings of each condition by name; conditions can be added to a
-    finished study.
+    The setting ``conditions`` holds the settings of each condition by name; conditions can be added
+    to a finished study.
 
     Args:
         what: name of the contents, for messages.
         script: command that writes the folder, for messages.
     """
-    return Schema(what, script, items={"arm": Entry("arms/{}.npy", Npy(Array(np.float64, "N K")))},
-                  results={"effects": Entry("effects.csv", Table({"arm": str, "effect": float})),
+    outcomes = Npy(Array(np.float64, "N K"))
+    return Schema(what, script, items={"condition": Entry("conditions/{}.npy", outcomes)},
+                  results={"effects": Entry("effects.csv",
+                                            Table({"condition": str, "effect": float})),
                            "report": Entry("report.md", Text()),
                            "figure": Entry("effects.png", File()), **results},
-                  growing="arms", growing_items=("arm",))
+                  growing="conditions", growing_items=("condition",))
 
 
 def run_study(store: ResultStore, conditions: Sequence[AnyCondition], outcomes: Sequence[Outcome],
@@ -75,8 +78,8 @@ def run_study(store: ResultStore, conditions: Sequence[AnyCondition], outcomes: 
     Raises:
         UserError: see ``compare_conditions``.
     """
-    measure_conditions(store, "arm", conditions, measure)
-    before, *after = (store.read("arm", condition.name) for condition in conditions)
+    measure_conditions(store, "condition", conditions, measure)
+    before, *after = (store.read("condition", condition.name) for condition in conditions)
     table = compare_conditions(conditions[1:], outcomes, before, np.stack(after), seed, levels)
     write_effects(store, table, outcomes, wording, description)
     return table

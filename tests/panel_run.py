@@ -230,8 +230,8 @@ def write_features(run: Run) -> list[str]:
             **dict(zip(("kl", "kl_low", "kl_high"), each["kl"])), "kl_control": each["kl_control"]})
         for outcome, factor in (("length", 100), ("success", 1)):
             effects.append({
-                "arm": f"feature_{each['number']}", "outcome": outcome, "claimed": each["claimed"],
-                **{name: factor * value for name, value in zip(
+                "condition": f"feature_{each['number']}", "outcome": outcome,
+                "claimed": each["claimed"], **{name: factor * value for name, value in zip(
                     ("effect", "low_95", "high_95", "control_low", "control_high"),
                     (*each["success"], *each["success_controls"]))}})
         if dream := each["dream"]:

@@ -122,7 +122,7 @@ def counted(tmp_path_factory):
 
 
 def test_planted_component_matters_and_another_does_not(counted):
-    table = pd.read_csv(counted.file_of("effects")).set_index(["arm", "outcome"])
+    table = pd.read_csv(counted.file_of("effects")).set_index(["condition", "outcome"])
     # The recorded states have the coordinate 0 in all steps, which is the mean.
     for kind, name in ((MEAN, "{}_mean"), (RESAMPLE, "{}_resample"), (FROZEN, "{}_to_None")):
         counts = comparison.read_runs(counted, f"ic_{name.format(0)}")
@@ -143,6 +143,6 @@ def test_report_names_ablations_and_sizes(counted):
     text = counted.file_of("report").read_text()
     assert "| IC 0 at its mean |" in text and "| IC 1 frozen |" in text and "nan" not in text
     settings = json.loads((counted.path / "settings.json").read_text())
-    assert settings["arms"]["ic_1_mean"] == {"ablation": MEAN, "component": 1}
+    assert settings["conditions"]["ic_1_mean"] == {"ablation": MEAN, "component": 1}
     assert settings["sources_sha256"] == sha256(
         hidden_state_results(counted.path.parent / "m", 12).file("sources"))

@@ -144,9 +144,9 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
     causes = path / "causes"
     causes.mkdir()
     pd.DataFrame([
-        {"arm": arm, "label": arm, "control": False, "cause": "saw", "levels": 50,
+        {"condition": condition, "label": condition, "control": False, "cause": "saw", "levels": 50,
          "failures": int(50 * rate), "rate": rate, "low_95": 0.01, "high_95": 0.2}
-        for arm, rate in (("original", 0.06), ("edited_no_saw", 0.3))]).to_csv(
+        for condition, rate in (("original", 0.06), ("edited_no_saw", 0.3))]).to_csv(
             causes / "causes.csv", index=False)
     effect = {"outcome": "saw", "unaltered": 0.06, "altered": 0.3, "effect": 0.24, "low_95": 0.1,
               "high_95": 0.4, "p": 0.001, "control": False}

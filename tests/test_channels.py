@@ -104,9 +104,10 @@ def test_the_channel_that_carries_the_feature_is_supported_and_another_is_not():
     targets = made_up_targets()
     found = scrub(targets, [2], ["moved"], STD, seed=0, num_sets=7)
     table = found.contrasts(0)
-    arm = table[~table["control"]].iloc[0]
-    assert arm["p_holm"] < 0.01 and arm["low_95"] > 1
-    assert arm["p_control"] == 1 / 8 and not arm["supported"]  # at least 19 random sets are needed
+    chosen = table[~table["control"]].iloc[0]
+    assert chosen["p_holm"] < 0.01 and chosen["low_95"] > 1
+    # At least 19 random sets are needed.
+    assert chosen["p_control"] == 1 / 8 and not chosen["supported"]
     means = found.conditions(0).set_index(["channels", "feature"])["mean"]
     assert means["hypothesis", SAME] < 0.1 < 1 < means["hypothesis", OTHER]
     assert 0 < means["random", OTHER] < 0.1
@@ -118,7 +119,7 @@ def test_the_double_contrast_is_that_of_plain_arithmetic():
     found = scrub(made_up_targets(), [2, 3], ["moved"], STD, seed=0, num_sets=19)
     contrast = (found.chosen[OTHER] - found.chosen[SAME])[:, 0]
     randoms = (found.random[OTHER] - found.random[SAME])[:, :, 0]
-    table = found.contrasts(0).set_index("arm")
+    table = found.contrasts(0).set_index("condition")
     assert table.loc["hypothesis", "effect"] == pytest.approx(
         np.mean(contrast - randoms.mean(axis=0)))
     number = int(np.abs(randoms.mean(axis=1)).argmax())

@@ -129,9 +129,9 @@ def test_the_study_finds_nothing_in_a_blind_agent(tmp_path):
              "12", "--device", "cpu", "--output_dir", str(tmp_path / "study")]
     for part in (["--shard", "1/2"], ["--shard", "2/2"], ["--join"]):
         assert coin_or_wall.main([*flags, *part]) == 0
-    table = pd.read_csv(tmp_path / "study" / "effects.csv").set_index(["arm", "outcome"])
+    table = pd.read_csv(tmp_path / "study" / "effects.csv").set_index(["condition", "outcome"])
     assert np.allclose(table.loc[["anywhere_none", "behind_not", "coin_behind"], "effect"], 0)
-    assert not table.drop("behind_ordinary", level="arm")["claimed"].any()
+    assert not table.drop("behind_ordinary", level="condition")["claimed"].any()
     assert table.loc[("anywhere_none", "passed"), "altered"] > 0
     assert table.loc[("behind_ordinary", "taken"), "altered"] == 0
     assert table.loc[("behind_not", "right"), "altered"] == pytest.approx(1)

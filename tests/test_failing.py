@@ -221,15 +221,17 @@ def failures(rates, num_levels: int, seed: int) -> pd.DataFrame:
 
 def test_a_planted_effect_is_claimed_and_no_effect_is_not():
     num_levels, drawn = 300, 20
-    arms = [Condition("edited_a", "a", "a", False), Condition("edited_none", "none", "a", False),
-            Condition("invisible_saw", "invisible saw", "a", False),
-            Condition("edited_w", "w", "w", False),
-            *(Condition(f"control_{k}", f"control {k}", "a", True) for k in range(drawn))]
+    conditions = [Condition("edited_a", "a", "a", False),
+                  Condition("edited_none", "none", "a", False),
+                  Condition("invisible_saw", "invisible saw", "a", False),
+                  Condition("edited_w", "w", "w", False),
+                  *(Condition(f"control_{k}", f"control {k}", "a", True) for k in range(drawn))]
     of_saws = {"original": 0.02, "edited_a": 0.15, "edited_none": 0.02, "edited_w": 0.15,
                "invisible_saw": 0.3, **{f"control_{k}": 0.02 + 0.001 * k for k in range(drawn)}}
     found = {name: failures((rate, 0.05), num_levels, 0) for name, rate in of_saws.items()}
-    moved = {arm.name: np.nan if arm.name in ("invisible_saw", "edited_w") else 1.0 for arm in arms}
-    table = effects(arms, moved, found, ("saw", "lava"), 0)
+    moved = {condition.name: np.nan if condition.name in ("invisible_saw", "edited_w") else 1.0
+             for condition in conditions}
+    table = effects(conditions, moved, found, ("saw", "lava"), 0)
     claimed = set(table.loc[table["claimed"], ["label", "outcome"]].itertuples(
         index=False, name=None))
     assert claimed == {("a", "saw"), ("invisible saw", "saw")}
@@ -241,9 +243,9 @@ def test_a_planted_effect_is_claimed_and_no_effect_is_not():
         2 * rows.loc[("invisible saw", "saw"), "p"])
     assert np.isnan(rows.loc[("w", "saw"), "p_control"])  # an agent without controls
 
-    blind = blindness(arms[:2], {"saw": "invisible_saw"}, found, 0)
+    blind = blindness(conditions[:2], {"saw": "invisible_saw"}, found, 0)
     counts = {name: (table["cause"] == "saw").sum() for name, table in found.items()}
-    row = rates(arms[:1], found, ("saw", "lava"), 0).iloc[0]
+    row = rates(conditions[:1], found, ("saw", "lava"), 0).iloc[0]
     assert (row["failures"], row["steps_in_view"]) == (counts["edited_a"], 16 * num_levels)
     assert row["per_1000"] == pytest.approx(1000 * counts["edited_a"] / (16 * num_levels))
     assert row["per_1000_low_95"] < row["per_1000"] < row["per_1000_high_95"]
@@ -251,7 +253,7 @@ def test_a_planted_effect_is_claimed_and_no_effect_is_not():
         counts["invisible_saw"] - counts["original"])
     assert blind["blindness"].tolist() == pytest.approx([expected, 0])
     assert blind["low_95"][0] < expected < blind["high_95"][0]
-    [as_far] = blindness(arms[2:3], {"saw": "invisible_saw"}, found, 0)[
+    [as_far] = blindness(conditions[2:3], {"saw": "invisible_saw"}, found, 0)[
         ["blindness", "low_95", "high_95"]].to_numpy()
     np.testing.assert_allclose(as_far, 1)
 
@@ -317,7 +319,7 @@ def test_failures_are_counted_on_levels_that_were_not_trained_on_if_not_told_oth
 
 def test_failures_are_counted_and_reported(counted):
     store = results_in(counted)
-    rates = pd.read_csv(store.file_of("rates")).set_index(["arm", "cause"])
+    rates = pd.read_csv(store.file_of("rates")).set_index(["condition", "cause"])
     for name in ("original", "edited_walking", "invisible_saw"):
         episodes = store.read("episodes", name)
         assert episodes["level"].tolist() == list(range(10))

@@ -367,14 +367,14 @@ def finished(feed_forward, tmp_path_factory) -> Path:
 def test_fields_of_a_script_are_those_of_the_agent_with_and_without_patch(finished, feed_forward):
     policy, store = load_agent(feed_forward), ResultStore(finished, FIELDS_FILES)
     table = store.read("differences")
-    arms = list(dict.fromkeys(table["arm"]))
-    assert arms[0] == "unpatched" and len(arms) == 2
-    for arm, patches in zip(arms, ([], [parse_patch(PATCH)])):
+    conditions = list(dict.fromkeys(table["condition"]))
+    assert conditions[0] == "unpatched" and len(conditions) == 2
+    for condition, patches in zip(conditions, ([], [parse_patch(PATCH)])):
         for level in ("0", "14"):
             state = stock_state("easy", int(level))
             with patched(policy, patches):
                 expected = both_facings(policy, FLOAT32, state)
-            read = [read_field(store, arm, key) for key in (level, f"{level}_facing_1")]
+            read = [read_field(store, condition, key) for key in (level, f"{level}_facing_1")]
             for field, (found, moved) in zip(expected, read):
                 np.testing.assert_array_equal(found.squares, field.squares)
                 np.testing.assert_array_equal(found.log_probs, field.log_probs)
@@ -382,13 +382,13 @@ def test_fields_of_a_script_are_those_of_the_agent_with_and_without_patch(finish
                 assert found.facing == field.facing
                 assert found.grid.to_rows() == state.grid.to_rows()
                 assert [size.pictures for size in moved] == [len(field.squares)] * len(patches)
-            row = table[(table["arm"] == arm) & (table["level"] == level)].iloc[0]
+            row = table[(table["condition"] == condition) & (table["level"] == level)].iloc[0]
             assert row["exact_cheese"] == pytest.approx(reaching(expected, 5).cheese, rel=1e-4)
             assert row["facing_variation"] == pytest.approx(
                 difference(*expected).mean_total_variation, rel=1e-4)
-    change = table[table["arm"] == arms[1]]["mean_total_variation"]
+    change = table[table["condition"] == conditions[1]]["mean_total_variation"]
     assert (change > 0).all()
-    arrays = store.read("field", arms[0], "0")
+    arrays = store.read("field", conditions[0], "0")
     assert arrays["squares"].min() == 0 and arrays["squares"].max() == 2  # inner coordinates
     np.testing.assert_allclose(arrays["probs"].sum(axis=1), 1, rtol=1e-5)
     sizes = pd.read_csv(finished / "moved.csv")
@@ -465,8 +465,8 @@ def test_a_patch_at_the_decision_square_changes_the_field_there_alone(feed_forwa
         feed_forward, output, "--patch", "zero@embedder.block1.conv,at=decision_square",
         "--num_pictures", "0", levels="0")) == 0
     store = ResultStore(output, FIELDS_FILES)
-    before, after = (read_field(store, arm, "0")[0]
-                     for arm in dict.fromkeys(store.read("differences")["arm"]))
+    before, after = (read_field(store, condition, "0")[0]
+                     for condition in dict.fromkeys(store.read("differences")["condition"]))
     change = difference(before, after)
     changed = [Square(*square) for square in change.squares[change.total_variation > 0].tolist()]
     assert changed == [before.grid.decision_square()]

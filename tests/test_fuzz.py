@@ -297,7 +297,8 @@ def test_sweeps_are_counted_before_they_are_built(tmp_path):
     (tmp_path / "a.yml").write_text(yaml.safe_dump([
         {"kind": "set", "layer": "x", "channels": numbers, "value": ["1"] * 1000,
          "seed": ["1"] * 1000}]))
-    with at_once(), pytest.raises(UserError, match="define 1000000000 arms, more than 1000"):
+    message = "define 1000000000 lists of patches, more than 1000;"
+    with at_once(), pytest.raises(UserError, match=message):
         read_patch_file(tmp_path / "a.yml")
     opening = Opening(tiny_policy(), EnvConfig("maze", "easy"), lambda: None)
     patch = parse_patch("interchange@embedder.block2,source=0-99999")

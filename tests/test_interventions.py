@@ -120,7 +120,7 @@ def runs_of(actions, ends=None, values=None, rewards=None):
 
     def steps(given):
         return np.zeros(total, np.float32) if given is None else np.float32(np.concatenate(given))
-    return comparison.ArmRuns(
+    return comparison.ConditionRuns(
         np.arange(len(actions)), lengths,
         np.zeros(len(actions), np.float32) if ends is None else np.float32(ends),
         np.concatenate(actions), steps(values), steps(rewards), np.array(0.0))
@@ -190,20 +190,21 @@ def test_corrected_test_keeps_its_level_and_interval_its_coverage():
 
 
 def effects(directions, controls):
-    """Return a table of highly significant effects, given by arm and outcome."""
+    """Return a table of highly significant effects, given by condition and outcome."""
     rows = []
     for control, values in ((False, directions), (True, controls)):
-        for arm, outcomes in enumerate(values):
-            name = f"{'random' if control else 'ic'}_{arm}"
+        for place, outcomes in enumerate(values):
+            name = f"{'random' if control else 'ic'}_{place}"
             rows += [(name, name, "p", control, f"o{number}", effect)
                      for number, effect in enumerate(outcomes)]
-    table = pd.DataFrame(rows, columns=["arm", "label", "pattern", "control", "outcome", "effect"])
+    table = pd.DataFrame(rows, columns=["condition", "label", "pattern", "control", "outcome",
+                                        "effect"])
     return table.assign(p=1e-9, low_95=table["effect"] - 1e-6, high_95=table["effect"] + 1e-6)
 
 
 def test_an_effect_must_exceed_the_controls_in_size_whatever_its_sign():
     controls = -np.linspace(0.1, 2, 20)[:, None]
-    table = with_claims(effects([[1.95], [-2.1], [2.1], [-0.5]], controls)).set_index("arm")
+    table = with_claims(effects([[1.95], [-2.1], [2.1], [-0.5]], controls)).set_index("condition")
     assert table.loc[["ic_0", "ic_1", "ic_2", "ic_3"], "claimed"].tolist() == [
         False, True, True, False]
     assert table.loc["ic_0", "p_control"] == pytest.approx(2 / 21)
@@ -213,8 +214,8 @@ def test_an_effect_must_exceed_the_controls_in_size_whatever_its_sign():
 
 DECISIONS = (Outcome("p_right", "P(right)", probability=True), Outcome("entropy", "entropy (nats)"),
              Outcome("value", "value"))
-ARMS = [*(Condition(f"ic_{k}", f"x {k}", "p", False) for k in range(4)),
-        *(Condition(f"random_{k}", "r", "p", True) for k in range(19))]
+CONDITIONS = [*(Condition(f"ic_{k}", f"x {k}", "p", False) for k in range(4)),
+              *(Condition(f"random_{k}", "r", "p", True) for k in range(19))]
 
 
 @pytest.fixture(scope="module")
@@ -222,8 +223,9 @@ def decisions():
     """Random outcomes on 40 levels, before and after 23 changes of different sizes."""
     rng = np.random.default_rng(2)
     before = rng.normal(size=(40, 3))
-    sizes = rng.uniform(0.2, 2, (len(ARMS), 1, 3))
-    return before, before + sizes * rng.standard_t(4, (len(ARMS), 40, 3))  # (N, K), (arms, N, K)
+    sizes = rng.uniform(0.2, 2, (len(CONDITIONS), 1, 3))
+    after = before + sizes * rng.standard_t(4, (len(CONDITIONS), 40, 3))
+    return before, after  # (N, K), (conditions, N, K)
 
 
 def test_effects_of_random_sign_are_rarely_claimed(decisions):
@@ -231,7 +233,7 @@ def test_effects_of_random_sign_are_rarely_claimed(decisions):
     (before, after), rng, claimed = decisions, np.random.default_rng(0), 0
     for number in range(30):
         signs = 2 * rng.integers(0, 2, (len(before), 1)) - 1
-        table = compare_conditions(ARMS, DECISIONS, before, before + signs * (after - before),
+        table = compare_conditions(CONDITIONS, DECISIONS, before, before + signs * (after - before),
                                    number, verdicts=False)
         claimed += table["claimed"][~table["control"]].any()
     assert claimed <= 4
@@ -243,8 +245,8 @@ def test_a_made_up_effect_is_found(decisions):
     after = before + signs * (after - before)
     after[0, :, 0] += 2 * np.abs(after - before)[..., 0].max()
     after[0, :, 2] = before[:, 2]
-    table = compare_conditions(ARMS, DECISIONS, before, after, 0)
-    found = table[table["arm"] == "ic_0"].set_index("outcome")
+    table = compare_conditions(CONDITIONS, DECISIONS, before, after, 0)
+    found = table[table["condition"] == "ic_0"].set_index("outcome")
     assert found["verdict"].tolist()[::2] == ["claimed", "nothing"]
     number = table["claimed"][~table["control"]].sum()
     assert claims_summary(table).startswith(f"{number} of 12 tested effects (4 alterations, 3 ")
@@ -253,37 +255,37 @@ def test_a_made_up_effect_is_found(decisions):
 
 def test_rows_of_a_level_are_drawn_and_flipped_together(decisions):
     before, after = decisions
-    once = compare_conditions(ARMS, DECISIONS, before, after, 0, verdicts=False)
+    once = compare_conditions(CONDITIONS, DECISIONS, before, after, 0, verdicts=False)
     levels = np.repeat(np.arange(40), 3)
     thrice = (np.repeat(before, 3, axis=0), np.repeat(after, 3, axis=1))
-    again = compare_conditions(ARMS, DECISIONS, *thrice, 0, levels, verdicts=False)
+    again = compare_conditions(CONDITIONS, DECISIONS, *thrice, 0, levels, verdicts=False)
     pd.testing.assert_frame_equal(once, again)
     verdicts = ["verdict", "smallest_effect", "median_effect", "median_low_95", "median_high_95"]
     pd.testing.assert_frame_equal(with_verdicts(once, DECISIONS, before, after, 0)[verdicts],
                                   with_verdicts(again, DECISIONS, *thrice, 0, levels)[verdicts])
     with pytest.raises(UserError, match="at least 10 levels or starts, not 9"):
-        compare_conditions(ARMS, DECISIONS, thrice[0][:27], thrice[1][:, :27], 0, levels[:27])
+        compare_conditions(CONDITIONS, DECISIONS, thrice[0][:27], thrice[1][:, :27], 0, levels[:27])
     thrice[1][4, 3, 2] = np.nan
-    with pytest.raises(UserError, match="the outcome value of the arm random_0 is NaN"):
-        compare_conditions(ARMS, DECISIONS, *thrice, 0, levels)
+    with pytest.raises(UserError, match="the outcome value of the condition random_0 is NaN"):
+        compare_conditions(CONDITIONS, DECISIONS, *thrice, 0, levels)
 
 
 def test_nothing_is_an_interval_within_the_margin_and_not_a_large_p():
     rng = np.random.default_rng(1)
     outcomes = (Outcome("p", "p", probability=True), Outcome("value", "value"))
     before = np.stack([rng.random(100), rng.normal(10, 1, 100)], axis=1)
-    spread = np.array([[0.1, 1.0], [0.5, 5.0], [0.1, 1.0]])  # of differences, by arm and outcome
+    spread = np.array([[0.1, 1.0], [0.5, 5.0], [0.1, 1.0]])  # by condition and outcome
     shift = np.array([[0, 0], [0, 0], [0.1, 1]])
     noise = rng.normal(size=(3, 100, 2))
     noise -= noise.mean(axis=1, keepdims=True)
     after = before + spread[:, None] * noise + shift[:, None]
-    arms = [Condition(f"ic_{k}", f"x {k}", "p", False) for k in range(3)]
+    conditions = [Condition(f"ic_{k}", f"x {k}", "p", False) for k in range(3)]
     controls = [Condition(f"random_{k}", "r", "p", True) for k in range(2)]
     after = np.concatenate([after, after[:2]])
-    moved = dict.fromkeys((arm.name for arm in (*arms, *controls)), 1.0)
-    table = compare_conditions([*arms, *controls], outcomes, before, after, 0,
-                               moved=moved).set_index(["arm", "outcome"])
-    # With 2 controls nothing can be claimed, not even the shift of the third arm.
+    moved = dict.fromkeys((condition.name for condition in (*conditions, *controls)), 1.0)
+    table = compare_conditions([*conditions, *controls], outcomes, before, after, 0,
+                               moved=moved).set_index(["condition", "outcome"])
+    # With 2 controls nothing can be claimed, not even the shift of the third condition.
     assert table["verdict"].iloc[:6].tolist() == ["nothing", "nothing", *["undecided"] * 4]
     assert table.loc[("ic_1", "p"), "p"] > 0.5
     assert table.loc[("ic_0", "p"), "margin"] == 0.05
@@ -299,9 +301,10 @@ def test_the_smallest_effect_is_found_in_four_of_five_runs():
     differences = np.random.default_rng(0).normal(0.0196, 0.14, (400, 500))
     assert 0.75 < (sign_flip_p(differences, 1000, 0) <= 0.05).mean() < 0.85
     outcomes = [Outcome(str(k), "") for k in range(10)]
-    arms = [Condition("ic", "x", "p"), *(Condition(f"r{k}", "r", "p", True) for k in range(2))]
+    conditions = [Condition("ic", "x", "p"),
+                  *(Condition(f"r{k}", "r", "p", True) for k in range(2))]
     before, after = np.zeros((400, 10)), np.stack([differences[:, :10]] * 3)
-    smallest = compare_conditions(arms, outcomes, before, after, 0)["smallest_effect"]
+    smallest = compare_conditions(conditions, outcomes, before, after, 0)["smallest_effect"]
     assert smallest.mean() == pytest.approx(0.0196, rel=0.03)  # 0.02 in P(cheese), 400 forks
 
 
@@ -347,16 +350,17 @@ def compared(compared_and_drawn):
     return compared_and_drawn[0]
 
 
-def test_arms_are_what_is_played_on_the_same_levels(compared, agent_path):
+def test_conditions_are_what_is_played_on_the_same_levels(compared, agent_path):
     policy, env = load_agent(agent_path), EnvConfig("leaper", "easy")
     levels = env.draw_levels(10, 11)
     step = golden_projector().swapped_step([1], [None], "ica", "cpu")
-    for arm, patches in (("unaltered", []), ("ic_1_to_None", [ChangeState(step, steps=(1, None))])):
+    for condition, patches in (("unaltered", []),
+                               ("ic_1_to_None", [ChangeState(step, steps=(1, None))])):
         with patched(policy, patches):
             episodes = sorted(play_episodes(policy, FLOAT32, env, list(enumerate(levels)), 11, 64,
                                             PlayOptions(keep_frames=False)),
                               key=lambda episode: episode.number)
-        runs = comparison.read_runs(compared, arm)
+        runs = comparison.read_runs(compared, condition)
         assert runs.starts.tolist() == levels and runs.rewards.any()
         assert runs.lengths.tolist() == [episode.length for episode in episodes]
         assert runs.ends.tolist() == [episode.level_complete for episode in episodes]
@@ -393,22 +397,23 @@ def test_the_figure_shows_the_table_of_effects(compared_and_drawn):
         controls = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
         np.testing.assert_allclose(controls, shown[["control_low", "control_high"]], rtol=1e-4,
                                    atol=1e-9)
-    assert len(panels[-1].lines) == course["arm"].nunique()
+    assert len(panels[-1].lines) == course["condition"].nunique()
 
 
 def test_everything_is_written(compared):
     table, course = (pd.read_csv(compared.file_of(name)) for name in ("effects", "divergence"))
-    distance = next(key.rpartition("_")[2] for key in table["arm"] if key.startswith("random"))
-    arms = {"ic_1_to_None", *(f"random_00{turn}_frozen_{distance}" for turn in range(2))}
-    assert set(table["arm"]) == set(course["arm"]) == arms
-    assert len(table) == len(arms) * len(REAL) and not table.isna().any().any()
+    distance = next(key.rpartition("_")[2] for key in table["condition"]
+                    if key.startswith("random"))
+    conditions = {"ic_1_to_None", *(f"random_00{turn}_frozen_{distance}" for turn in range(2))}
+    assert set(table["condition"]) == set(course["condition"]) == conditions
+    assert len(table) == len(conditions) * len(REAL) and not table.isna().any().any()
     assert course["share"].between(0, 1).all()
     text = compared.file_of("report").read_text()
     assert "nan" not in text and "Nothing can be claimed with fewer than 19 controls" in text
     assert text.count("| IC 1 frozen |") == 4  # three tables of outcomes and one of sizes
     settings = json.loads((compared.path / "settings.json").read_text())
-    moved = table.set_index("arm")["moved"]
-    assert settings["arms"][f"random_001_frozen_{distance}"] == {
+    moved = table.set_index("condition")["moved"]
+    assert settings["conditions"][f"random_001_frozen_{distance}"] == {
         "ablation": "frozen", "turned_by_seed": 1, "distance": float(distance)}
     np.testing.assert_allclose(moved, float(distance), rtol=0.26)
 
@@ -416,26 +421,26 @@ def test_everything_is_written(compared):
 def test_directions_are_added_to_a_finished_run(compared, agent_path, matrices, tmp_path):
     path = tmp_path / "more"
     shutil.copytree(compared.path, path)
-    before = bytes_of_files(path / "arms")
+    before = bytes_of_files(path / "conditions")
     assert compare_interventions.main(arguments(
         agent_path, matrices, path, "--directions", 0, 1)) == 0
-    assert bytes_of_files(path / "arms").items() > before.items()
-    times = {file: file.stat().st_mtime_ns for file in (path / "arms").rglob("*")}
+    assert bytes_of_files(path / "conditions").items() > before.items()
+    times = {file: file.stat().st_mtime_ns for file in (path / "conditions").rglob("*")}
     assert compare_interventions.main(arguments(
         agent_path, matrices, path, "--directions", 1, 0)) == 0
-    assert times == {file: file.stat().st_mtime_ns for file in (path / "arms").rglob("*")}
+    assert times == {file: file.stat().st_mtime_ns for file in (path / "conditions").rglob("*")}
 
 
 def test_shards_compare_patches_and_directions_in_the_simulator_as_one_run(
         agent_path, simulator_file, recording, matrices, tmp_path):
-    (tmp_path / "arms.yml").write_text(
+    (tmp_path / "conditions.yml").write_text(
         "- {kind: multiply, layer: embedder.block2.res1.resadd, channels: [3, 8], value: -1}\n")
 
     def run(folder, *more):
         assert compare_interventions.main(arguments(
             agent_path, matrices, tmp_path / folder, "--directions", 0, "--in_simulator",
             "--model_file", simulator_file, "--data_dir", recording / "data", "--patch_file",
-            tmp_path / "arms.yml", "--reference_size", 3, *more)) == 0
+            tmp_path / "conditions.yml", "--reference_size", 3, *more)) == 0
         return comparison.comparison_store(tmp_path / folder)
 
     one = run("one")
@@ -443,7 +448,7 @@ def test_shards_compare_patches_and_directions_in_the_simulator_as_one_run(
         run("shards", *more)
     assert bytes_of_files(tmp_path / "shards") == bytes_of_files(tmp_path / "one")
     name = "multiply_block2.res1.resadd_3_8_-1"
-    unaltered, out, multiplied = (comparison.read_runs(one, arm) for arm in (
+    unaltered, out, multiplied = (comparison.read_runs(one, condition) for condition in (
         "unaltered", "ic_0_to_None", f"patch_{name}"))
     assert len(set(unaltered.lengths)) == 1
     assert np.abs(out.values - unaltered.values).max() > 0.01
@@ -451,9 +456,10 @@ def test_shards_compare_patches_and_directions_in_the_simulator_as_one_run(
     table = pd.read_csv(one.file_of("effects"))
     outcomes = comparison.chosen_outcomes(simulated=True)
     assert set(table["outcome"]) == {outcome.name for outcome in outcomes}
-    assert table[~table["control"]]["arm"].unique().tolist() == ["ic_0_to_None", f"patch_{name}"]
+    assert table[~table["control"]]["condition"].unique().tolist() == [
+        "ic_0_to_None", f"patch_{name}"]
     assert table["pattern"].nunique() == 2 and (table["num_controls"] >= 1).all()
-    drawn, other = (one.settings()["arms"][f"control_00{k}_{name}"]["drawn"][0]["channels"]
+    drawn, other = (one.settings()["conditions"][f"control_00{k}_{name}"]["drawn"][0]["channels"]
                     for k in range(2))
     assert drawn != other and not {3, 8} & {*drawn, *other}
 

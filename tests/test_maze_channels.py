@@ -113,7 +113,7 @@ def test_channels_are_chosen_on_other_levels_than_reported(agent, channels_folde
 
 def test_multiplying_the_planted_channel_does_something_and_random_ones_nothing(channels_folder):
     table = pd.read_csv(channels_folder / "effects.csv")
-    of = table[table["outcome"] == "log_odds"].set_index("arm")["effect"]
+    of = table[table["outcome"] == "log_odds"].set_index("condition")["effect"]
     planted = of[[f"channels {PLANTED} times 0",
                   f"channels {PLANTED} positive part times -1, negative 1"]]
     # Negative values are not read, so multiplying the positive part by -1 is like multiplying by 0.

@@ -76,14 +76,14 @@ def fragment(state, agent=NAME, patches=(), **more) -> str:
 
 
 def answers(page) -> dict[str, dict[Square, tuple[np.ndarray, float]]]:
-    """Return log-probabilities and value by arm and square, from the CSV file of the page."""
+    """Return log-probabilities and value by condition and square, from the CSV file of the page."""
     with page.expect_download() as download:
         page.get_by_role("button", name="Download all numbers (CSV)").click()
     rows = csv.reader(io.StringIO(download.value.path().read_text()))
-    assert next(rows)[:5] == ["arm", "row", "column", "value", "log_prob downleft"]
+    assert next(rows)[:5] == ["condition", "row", "column", "value", "log_prob downleft"]
     found = {}
-    for arm, row, column, value, *log_probs in rows:
-        found.setdefault(arm, {})[Square(int(row), int(column))] = (
+    for condition, row, column, value, *log_probs in rows:
+        found.setdefault(condition, {})[Square(int(row), int(column))] = (
             np.array(log_probs, float), float(value))
     return found
 
@@ -408,11 +408,11 @@ def test_arrows_point_where_the_agent_goes(page, policies):
     assert seen == {0, 1, 2, 3}
 
 
-def walk_of(page, arm: str) -> list[tuple[Square, int | None, list[float]]]:
+def walk_of(page, condition: str) -> list[tuple[Square, int | None, list[float]]]:
     """Return square, direction of the move and probabilities (5,) at each step of a walk."""
-    steps = page.evaluate("""async (arm) => {
+    steps = page.evaluate("""async (condition) => {
         const button = (name) => document.querySelector(`[aria-label="${name}"]`)
-        const group = button(`walk of the ${arm} agent`)
+        const group = button(`walk of the ${condition} agent`)
         const found = []
         button('first step').click()
         for (let last = ''; ; last = group.querySelector('.where').textContent) {
@@ -425,13 +425,14 @@ def walk_of(page, arm: str) -> list[tuple[Square, int | None, list[float]]]:
                 rows.map((row) => parseFloat(row.querySelector('.number').textContent))])
             button('forward one step').click()
         }
-    }""", arm)
+    }""", condition)
     return [(Square(*square), move if move >= 0 else None, probs) for square, move, probs in steps]
 
 
-def forecast_of(page, arm: str) -> list[float]:
+def forecast_of(page, condition: str) -> list[float]:
     """Return P(cheese) and P(corner) in percent, and the expected number of steps."""
-    text = page.get_by_role("group", name=f"walk of the {arm} agent").locator(".exact").inner_text()
+    text = page.get_by_role("group", name=f"walk of the {condition} agent").locator(
+        ".exact").inner_text()
     return [float(number) for number in re.findall(r"[\d.]+", text)]
 
 
@@ -444,16 +445,16 @@ def test_walks_follow_the_policy_as_in_procgen(page, policies, fork, actions, se
     go(page, fragment(fork, SHIPPED, texts, seed=seed, actions=actions))
     page.wait_for_selector(".exact")
     vector = level_vectors(policy, [LAYER], VECTOR_KINDS["cheese"], [fork])[LAYER][0]
-    for arm, patches in (("original", []), ("patched", [Add(LAYER, vector, -1)])):
+    for condition, patches in (("original", []), ("patched", [Add(LAYER, vector, -1)])):
         with patched(policy, patches):
             fields = [vector_field(policy, FLOAT32, fork, facing=facing) for facing in (0, 1)]
         chain = Chain.of(fields)
         expected = [*100 * chain.reaching([fork.grid.cheese, fork.grid.corner]),
                     chain.expected_steps()]
-        np.testing.assert_allclose(forecast_of(page, arm), expected, atol=0.06)
+        np.testing.assert_allclose(forecast_of(page, condition), expected, atol=0.06)
         view = StateView(EnvConfig("maze", "easy"))
         view.set(fork.to_bytes())
-        walk = walk_of(page, arm)
+        walk = walk_of(page, condition)
         for square, move, probs in walk[:-1]:
             grid = MazeState.parse(view.state()).grid
             assert square == grid.mouse
@@ -489,7 +490,7 @@ def test_the_page_opens_where_the_cheese_vector_changes_most(browser, policies, 
     with opened_page(browser, maze_export.page_file.as_uri()) as page:
         page.wait_for_selector(".exact")
         assert page.get_by_role("combobox", name="Level seed").input_value() == start["level"]
-        shown = [forecast_of(page, arm)[0] / 100 for arm in ("original", "patched")]
+        shown = [forecast_of(page, condition)[0] / 100 for condition in ("original", "patched")]
     changes, policy = {}, policies[NAME]
     for seed in range(MAZE_SEEDS):
         state = stock_state("easy", seed)

@@ -1,4 +1,4 @@
-"""Steering vectors on forks, their controls and claims, and films of arms side by side."""
+"""Steering vectors on forks, their controls and claims, and films of conditions side by side."""
 
 import dataclasses
 import json
@@ -27,11 +27,11 @@ from maze.level.state import stock_state
 from maze.studies.steering import (
     DECISION_OUTCOMES,
     STEERING_FILES,
-    Arms,
+    ConditionGroup,
     Experiment,
     Measurements,
     VectorSource,
-    compare_arms,
+    compare_groups,
     field_outcomes,
     strongest,
 )
@@ -78,8 +78,9 @@ def condition(*coefficients):
     return Condition(name, name, "", value=coefficients)
 
 
-def arms_of(layer=LAYER, source=OWN, coefficients=(-1.0,)):
-    return Arms("arms", layer, (VectorSource(CHEESE, source),), tuple(map(condition, coefficients)))
+def group_of(layer=LAYER, source=OWN, coefficients=(-1.0,)):
+    return ConditionGroup("group", layer, (VectorSource(CHEESE, source),),
+                          tuple(map(condition, coefficients)))
 
 
 @pytest.mark.parametrize("layer", (LAYER, "embedder.relufc"))
@@ -89,7 +90,7 @@ def test_taking_its_own_vector_out_gives_what_the_agent_does_without_the_cheese(
               if FORKS.accept(state.grid)
               and state.grid.decision_square() == state.grid.start][:3]
     assert len(states) == 3
-    found = experiment(policy).at_decision_squares(arms_of(layer), states)
+    found = experiment(policy).at_decision_squares(group_of(layer), states)
     without = [state.with_cheese(None) for state in states]
     output = run_policy(policy, FLOAT32, frames_at(without, [s.grid.start for s in without]),
                         policy.initial_states(3))
@@ -100,25 +101,25 @@ def test_taking_its_own_vector_out_gives_what_the_agent_does_without_the_cheese(
 
 
 @pytest.mark.parametrize("layer", (LAYER, ALL))
-def test_arms_and_controls_are_those_of_patched_passes(policy, forks, layer):
+def test_conditions_and_controls_are_those_of_patched_passes(policy, forks, layer):
     """Resumed forward passes give the same outcomes and sizes as full ones with a patch."""
-    arms = arms_of(layer, coefficients=(-1.0, 0.5))
+    group = group_of(layer, coefficients=(-1.0, 0.5))
     ours = experiment(policy, kinds=(PERMUTED,), num_controls=2)
-    found = ours.at_decision_squares(arms, forks)
+    found = ours.at_decision_squares(group, forks)
     assert found.after.shape == (3, 2, len(forks), len(DECISION_OUTCOMES))
     names = [each.name for each in layers_named(policy, layer)]
     vectors = level_vectors(policy, names, CHEESE, forks)
     for number, state in enumerate(forks):
         one = {name: values[number] for name, values in vectors.items()}
-        for arm, coefficient in enumerate((-1.0, 0.5)):
+        for place, coefficient in enumerate((-1.0, 0.5)):
             with patched(policy, [Add(layer, vector=one, coefficient=coefficient)],
                          {name: np.ones_like(value) for name, value in one.items()}) as scope:
                 field = vector_field(policy, FLOAT32, state)
             expected = list(at_decision_square(field).values())
-            np.testing.assert_allclose(found.after[0, arm, number, :-1], expected, rtol=2e-4,
+            np.testing.assert_allclose(found.after[0, place, number, :-1], expected, rtol=2e-4,
                                        atol=2e-4)
             if layer != ALL:
-                np.testing.assert_allclose(found.sizes[0, arm, number, 1],
+                np.testing.assert_allclose(found.sizes[0, place, number, 1],
                                            scope.total_change()[1], rtol=1e-5)
     unpatched = [list(at_decision_square(vector_field(policy, FLOAT32, state)).values())
                  for state in forks]
@@ -127,14 +128,14 @@ def test_arms_and_controls_are_those_of_patched_passes(policy, forks, layer):
     # forks are measured one by one.
     np.testing.assert_allclose(found.sizes[1, :, :, 1], found.sizes[0, :, :, 1], rtol=1e-4)
     assert (np.abs(found.after[1:, 0] - found.after[0, 0]).max(axis=(1, 2)) > 1e-3).all()
-    alone = ours.at_decision_squares(arms, forks[1:2])
+    alone = ours.at_decision_squares(group, forks[1:2])
     np.testing.assert_allclose(alone.after[:, :, 0], found.after[:, :, 1], rtol=2e-3, atol=2e-4)
 
 
-def test_fields_of_an_arm_are_those_of_a_patched_agent(policy, forks):
+def test_fields_of_a_condition_are_those_of_a_patched_agent(policy, forks):
     state = min(forks, key=lambda state: state.grid.maze_dim)
     wanted = field_outcomes(CHEESE, exact=True)
-    found = experiment(policy, exact=True).over_field(arms_of(), state, wanted)
+    found = experiment(policy, exact=True).over_field(group_of(), state, wanted)
     vector = level_vectors(policy, [LAYER], CHEESE, [state])[LAYER][0]
     with patched(policy, [Add(LAYER, vector=vector, coefficient=-1.0)]):
         sides = both_facings(policy, FLOAT32, state)
@@ -172,7 +173,7 @@ def test_each_source_adds_its_own_vectors(policy, forks, pool):
     for source in (SAME_SQUARE, MEAN):
         vector = (fixed["cheese_mean"][LAYER].vector if source == MEAN else level_vectors(
             policy, [LAYER], CHEESE, [source_level(CHEESE, source, forks[0], pool, 0)])[LAYER][0])
-        found = ours.at_decision_squares(arms_of(source=source), forks[:1])
+        found = ours.at_decision_squares(group_of(source=source), forks[:1])
         assert found.sizes[0, 0, 0, 1] == pytest.approx(np.linalg.norm(vector), rel=1e-4)
     for draw in (1, 2):
         other = source_level(CHEESE, OTHER, forks[0], pool, 0, draw)
@@ -190,19 +191,21 @@ def made_up(num=40, num_controls=19, kinds=2, seed=0, effect=-0.5) -> Measuremen
 
 
 def test_a_planted_effect_is_claimed_and_nothing_else():
-    table = compare_arms([arms_of()], [made_up()], (PERMUTED, GAUSSIAN), 19, DECISION_OUTCOMES, 0)
-    arms = table[~table["control"]].set_index("outcome")
-    assert arms.index[arms["claimed"]].tolist() == ["p_cheese"]
-    assert arms["effect"]["p_cheese"] == pytest.approx(-0.5, abs=0.02)
-    assert arms["median_effect"]["p_cheese"] == pytest.approx(-0.5, abs=0.1)
-    assert set(arms.drop("p_cheese")["verdict"][["p_corner", "p_other"]]) == {"nothing"}
-    assert table.groupby("controls")["arm"].nunique().to_dict() == {PERMUTED: 19, GAUSSIAN: 19}
+    table = compare_groups([group_of()], [made_up()], (PERMUTED, GAUSSIAN), 19, DECISION_OUTCOMES,
+                           0)
+    effects = table[~table["control"]].set_index("outcome")
+    assert effects.index[effects["claimed"]].tolist() == ["p_cheese"]
+    assert effects["effect"]["p_cheese"] == pytest.approx(-0.5, abs=0.02)
+    assert effects["median_effect"]["p_cheese"] == pytest.approx(-0.5, abs=0.1)
+    assert set(effects.drop("p_cheese")["verdict"][["p_corner", "p_other"]]) == {"nothing"}
+    assert table.groupby("controls")["condition"].nunique().to_dict() == {
+        PERMUTED: 19, GAUSSIAN: 19}
 
 
 def test_an_effect_that_one_kind_of_controls_has_too_is_not_claimed():
     found = made_up()
     found.after[20:, 0, :, 0] -= 0.5  # controls of the second kind
-    table = compare_arms([arms_of()], [found], (PERMUTED, GAUSSIAN), 19, DECISION_OUTCOMES, 0)
+    table = compare_groups([group_of()], [found], (PERMUTED, GAUSSIAN), 19, DECISION_OUTCOMES, 0)
     row = table[~table["control"]].set_index("outcome").loc["p_cheese"]
     assert row["p_permuted"] == pytest.approx(0.05) and row["p_gaussian"] > 0.05
     assert row["p_control"] == row["p_gaussian"] and not row["claimed"]
@@ -214,20 +217,20 @@ def test_the_interaction_is_the_departure_from_the_sum():
     one, other, extra = rng.normal(size=(3, 20, 12, len(DECISION_OUTCOMES)))
     both = one + other - before + extra
     found = Measurements(before, np.stack([one, other, both], axis=1), np.ones((20, 3, 12, 3)))
-    arms = Arms("g", LAYER, (VectorSource(CHEESE, OWN), VectorSource(TOP_RIGHT, OWN)),
-                (condition(-1.0, 0.0), condition(0.0, 1.0), condition(-1.0, 1.0)),
-                Condition("sum", "sum", ""))
-    table = compare_arms([arms], [found], (PERMUTED,), 19, DECISION_OUTCOMES, 0)
-    contrast = table[table["arm"] == "sum"]["effect"].to_numpy()
+    group = ConditionGroup("g", LAYER, (VectorSource(CHEESE, OWN), VectorSource(TOP_RIGHT, OWN)),
+                           (condition(-1.0, 0.0), condition(0.0, 1.0), condition(-1.0, 1.0)),
+                           Condition("sum", "sum", ""))
+    table = compare_groups([group], [found], (PERMUTED,), 19, DECISION_OUTCOMES, 0)
+    contrast = table[table["condition"] == "sum"]["effect"].to_numpy()
     np.testing.assert_allclose(contrast, extra[0].mean(axis=0), atol=1e-9)
 
 
-def test_the_strongest_arm_of_each_source_is_chosen():
+def test_the_strongest_condition_of_each_source_is_chosen():
     weak, strong = (dataclasses.replace(made_up(effect=0), before=made_up().before)
                     for _ in range(2))
     place = [outcome.name for outcome in DECISION_OUTCOMES].index("log_odds")
     strong.after[0, 0, :, place] -= 3
-    groups = [dataclasses.replace(arms_of(), name=name) for name in ("weak", "strong")]
+    groups = [dataclasses.replace(group_of(), name=name) for name in ("weak", "strong")]
     [chosen] = strongest(groups, [weak, strong])
     assert chosen.name == "strong" and chosen.conditions == (condition(-1.0),)
 
@@ -249,7 +252,7 @@ def test_tables_vector_files_and_choice_of_a_run(agent, tmp_path):
     folder, later = tmp_path / "steering", tmp_path / "later"
     assert steering.main(arguments(agent, folder)) == 0
     table = pd.read_csv(folder / "decisions.csv")
-    assert list(table) == ["arm", "seed", *AT_DECISION, "direction_changed"]
+    assert list(table) == ["condition", "seed", *AT_DECISION, "direction_changed"]
     assert len(table) == 3 * 12
     assert np.isclose(table[["p_cheese", "p_corner", "p_other"]].sum(axis=1), 1).all()
     effects = ResultStore(folder, STEERING_FILES).read("effects")
@@ -273,7 +276,7 @@ def test_two_vectors_are_composed(agent, tmp_path):
         "cheese -1", "top right +1", "both", "interaction"]
 
 
-def test_films_show_every_arm_with_the_same_random_numbers(agent, tmp_path):
+def test_films_show_every_condition_with_the_same_random_numbers(agent, tmp_path):
     folder, level = tmp_path / "films", find_levels("easy", range(100), 1, Filters(size=(5, 5)))[0]
     save_levels(tmp_path / "level.json", [
         level.with_cheese(level.grid.neighbours(level.grid.start)[0])])
@@ -281,7 +284,7 @@ def test_films_show_every_arm_with_the_same_random_numbers(agent, tmp_path):
         "--agent_file", str(agent), "--device", "cpu", "--levels", str(tmp_path / "level.json"),
         "--output_dir", str(folder), "--vectors", "cheese", "--patch", f"multiply@{LAYER}=1",
         "--max_steps", "20", "--gif"]) == 0
-    table = pd.read_csv(folder / "episodes.csv").set_index("arm")
+    table = pd.read_csv(folder / "episodes.csv").set_index("condition")
     # A patch that changes nothing plays the same episode.
     nothing = table.drop(["unpatched", "cheese -1"]).iloc[0]
     assert nothing.tolist() == table.loc["unpatched"].tolist()

@@ -308,17 +308,17 @@ def run(folder, output, *more):
 def test_the_script_finds_that_the_counting_agent_needs_its_memory(counting, tmp_path):
     lesions = "--lesions", "freeze", "reset_always", "swap_always"
     assert run(counting, tmp_path, *lesions) == 0
-    effects = pd.read_csv(tmp_path / "effects.csv").set_index(["arm", "outcome"])["effect"]
+    effects = pd.read_csv(tmp_path / "effects.csv").set_index(["condition", "outcome"])["effect"]
     tables = {path.stem: pd.read_csv(path) for path in (tmp_path / "episodes").glob("*.csv")}
-    for arm in ("copy", "swap_always"):  # the counter does not depend on the level
-        assert (effects[arm] == 0).all()
+    for condition in ("copy", "swap_always"):  # the counter does not depend on the level
+        assert (effects[condition] == 0).all()
     before, after = tables["unaltered"], tables["reset_always"]
     assert effects["reset_always", "return"] == after["return"].mean() - before["return"].mean()
     assert effects["reset_always", "return"] != 0
     assert (tables["freeze"]["changed_steps"] > 0).all()
     table = pd.read_csv(tmp_path / "curves.csv")
-    assert (table.loc[table["arm"] == "copy", "value"] == 0).all()
-    curves = table[table["output"] == "policy"].set_index("arm")["value"]
+    assert (table.loc[table["condition"] == "copy", "value"] == 0).all()
+    curves = table[table["output"] == "policy"].set_index("condition")["value"]
     assert (curves["copy"] == 0).all() and curves["reset_always"].iloc[0] > 1
     assert (curves["swap_always"] < 1e-6).all()
     text = (tmp_path / "report.md").read_text()

@@ -47,8 +47,8 @@ def write(folder, study, schema, **tables):
 def studies(tmp_path):
     folder = tmp_path / "analysis" / "memory"
     write(folder, "lesions", LESIONS, effects=[
-        {"arm": arm, "label": arm, "outcome": outcome, **EFFECT}
-        for arm in ("reset_always", "swap_once") for outcome in ("success", "length")])
+        {"condition": condition, "label": condition, "outcome": outcome, **EFFECT}
+        for condition in ("reset_always", "swap_once") for outcome in ("success", "length")])
     worse = {**LABEL, "difference": -0.2, "low_95": -0.3, "high_95": -0.1}
     write(folder, "probe_atlas", PROBE_ATLAS, comparison=[
         {"label": "velocity_y", "metric": "r2", **LABEL},
@@ -59,11 +59,12 @@ def studies(tmp_path):
          "metric": "r2", "score": 0.8, "low_95": 0.7, "high_95": 0.9, "base": 0.0,
          "shuffled": 0.0, "held_out": 0.0, "num_examples": 900, "num_levels": 30}])
     write(folder, "probe_interventions", PROBE_INTERVENTIONS, open_loop=[
-        {"arm": arm, "label": arm, "outcome": "jump", **EFFECT, "p_control": p_control,
+        {"condition": name, "label": name, "outcome": "jump", **EFFECT, "p_control": p_control,
          "ratio_to_random": 0.5, "ratio_to_swap": 0.1}
-        for arm, p_control in (("more_saw_ahead_probe", 0.6), ("more_saw_ahead_covariance", 0.05),
-                               ("less_saw_ahead_probe", 0.05), ("more_velocity_y_probe", 0.05))],
-          effects=[{"arm": "a", "label": "a", "outcome": "success", **EFFECT, "claimed": False}])
+        for name, p_control in (("more_saw_ahead_probe", 0.6), ("more_saw_ahead_covariance", 0.05),
+                                ("less_saw_ahead_probe", 0.05), ("more_velocity_y_probe", 0.05))],
+          effects=[{"condition": "a", "label": "a", "outcome": "success", **EFFECT,
+                    "claimed": False}])
     write(folder, "sparse_features", SPARSE_FEATURES, dictionaries=[
         {"dictionary": name, "variance_explained": explained, "variance_low": 0.5,
          "variance_high": 0.95, "kl": 0.1, "success": success, "success_unaltered": 0.9,

@@ -151,7 +151,7 @@ def test_a_flag_and_its_opposite_set_one_option(capsys):
 def test_repeated_flags_accumulate():
     patches = ("zero@embedder.block2.res1.resadd:55", "zero@embedder.block2.res1.resadd:7")
     parsed = parse(Play, [word for patch in patches for word in ("--patch", patch)])
-    assert parsed.patch == patches and parse(Play, []).patch == () and len(parsed.arm) == 2
+    assert parsed.patch == patches and parse(Play, []).patch == () and len(parsed.patch_list) == 2
     assert Play(patch=list(patches)).values == parsed.values
 
 

@@ -23,7 +23,13 @@ from common.errors import UserError
 from envs.procgen_env import EnvConfig, LevelSlots
 from generative.sample_files import SampleFolder
 from interventions import patches as kinds
-from interventions.patch_text import Opening, arm_name, open_patches, parse_patch, read_patch_file
+from interventions.patch_text import (
+    Opening,
+    open_patches,
+    parse_patch,
+    patch_list_name,
+    read_patch_file,
+)
 from interventions.vectors import PROBE, SteeringVector, save_vectors
 from maze.level.patch_words import register_maze_words
 from maze.level.state import MazeState, draw, stock_state
@@ -290,10 +296,10 @@ def test_lists_in_a_file_are_sweeps_and_channels_are_one_set(tmp_path):
 - {kind: zero, layer: y, channels: [1, 2, 5-7], cell: 5.10}
 - {kind: zero, layer: z, channels: [[1, 2], [3]]}
 """)
-    arms = read_patch_file(file)
-    assert [patch.text for patch in arms[1]] == [
+    patch_lists = read_patch_file(file)
+    assert [patch.text for patch in patch_lists[1]] == [
         "add@x=v/c.npz,coefficient=-3,steps=1:20", "zero@y:1,2,5-7,cell=5.10", "zero@z:3"]
-    assert [arm_name(arm) for arm in arms] == [
+    assert [patch_list_name(patch_list) for patch_list in patch_lists] == [
         f"add_x_c_coefficient_{coefficient}_steps_1_20+zero_y_1_2_5-7_cell_5.10+zero_z_{channels}"
         for coefficient in ("-3", "0.5") for channels in ("1_2", "3")]
 

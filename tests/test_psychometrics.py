@@ -184,12 +184,12 @@ def planted_agent() -> Policy:
     return policy.eval()
 
 
-def arms_of(policy: Policy) -> Players:
+def players_of(policy: Policy) -> Players:
     return Players(policy, None, FLOAT32, HARD, LEVELS, 0, 16)
 
 
 def test_a_planted_agent_jumps_at_its_distance_and_a_blind_one_at_none():
-    players, tables = arms_of(planted_agent()), {}
+    players, tables = players_of(planted_agent()), {}
     for name, player, scene, stands in (
             ("intact_crate", INTACT, CRATE, False), ("intact_saw", INTACT, SAW, False),
             ("stands_crate", INTACT, CRATE, True), ("intact_pit_4", INTACT, "pit_4", False),
@@ -208,7 +208,7 @@ def test_a_planted_agent_jumps_at_its_distance_and_a_blind_one_at_none():
 
 
 def test_the_script_passes_where_a_jump_is_right_and_a_disguise_deceives():
-    players = arms_of(planted_agent())
+    players = players_of(planted_agent())
     script = players.plays(Setting(SCRIPT, SCENES[SAW])).groupby("step")["success"].mean()
     assert script.loc[0] == 0 and script.iloc[-1] == 1  # it lands on the saw, or passes it
     seen, unseen = (players.plays(Setting(BLIND, SCENES[name], False)) for name in (SAW, "nothing"))
@@ -241,7 +241,7 @@ def test_the_study_of_a_blind_agent_in_shards_finds_no_threshold(tmp_path, monke
     table, effects = (pd.read_csv(store.file_of(name)) for name in ("thresholds", "effects"))
     assert set(table["condition"]) >= set(walks)
     assert table["threshold"].isna().all() and np.allclose(table["near"], 0.5, atol=1e-3)
-    assert {"intact_nothing:intact_saw", "intact_saw:stands_saw"} <= set(effects["arm"])
+    assert {"intact_nothing:intact_saw", "intact_saw:stands_saw"} <= set(effects["condition"])
     assert not effects["claimed"].any() and np.allclose(effects["effect"], 0, atol=1e-6)
     report = (folder / "report.md").read_text()
     assert "none (saw)" in report and "a single jump passes the saw from" in report

@@ -170,9 +170,9 @@ def test_the_example_study_claims_that_the_hidden_coin_lowers_the_value(tmp_path
     study = runpy.run_path(str(ROOT / "docs" / "example_study.py"))
     options = study["HiddenCoinOptions"](
         agent_file=ROOT / AGENT, data_dir=tmp_path / "recording", output_dir=tmp_path / "study")
-    table = study["measure"](options).set_index("arm")
+    table = study["measure"](options).set_index("condition")
     recorded = np.concatenate([recording.steps(number)["value"] for number in range(20)])
-    drawn = np.load(tmp_path / "study" / "arms" / "drawn.npy")
+    drawn = np.load(tmp_path / "study" / "conditions" / "drawn.npy")
     assert np.abs(drawn - recorded).min(axis=1).max() < 2e-5
     assert table.loc["hidden", "claimed"] and table.loc["hidden", "effect"] < -0.1
     assert not table["claimed"].drop("hidden").any()

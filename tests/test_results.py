@@ -253,8 +253,8 @@ def test_values_come_back_from_files_of_their_names(name, tmp_path):
     ("generative.sample_files.SAMPLES", "sample_00000/mine.npy"),
     ("analysis.memory.sparse_report.OPTIMISED_STARTS", "penalty_1/.mine"),
     ("analysis.memory.sparse_report.OPTIMISED_STARTS", "penalty_1/sample_00000/mine.npy"),
-    ("analysis.memory.sparse_report.COMPARISON", "arms/mine/starts.npy"),
-    ("analysis.memory.probe_interventions.PROBE_INTERVENTIONS", "arms/mine.npy"),
+    ("analysis.memory.sparse_report.COMPARISON", "conditions/mine/starts.npy"),
+    ("analysis.memory.probe_interventions.PROBE_INTERVENTIONS", "conditions/mine.npy"),
     ("maze.field.results.FIELDS_FILES", "films/.hidden.mp4")])
 def test_names_that_resemble_an_output_are_not_overwritten(schema, name, tmp_path):
     run = Run(SCHEMAS[schema], tmp_path / "out")
@@ -436,17 +436,17 @@ def test_arrays_that_do_not_fit_are_not_written(tmp_path, change, words):
 
 
 def test_items_may_be_added_but_not_made_otherwise(tmp_path):
-    schema = Schema("arms", "example.py", {"arm": Entry("arms/{}.json", Json())}, growing="arms",
-                    growing_items=("arm",))
+    schema = Schema("conditions", "example.py", {"condition": Entry("conditions/{}.json", Json())},
+                    growing="conditions", growing_items=("condition",))
     store = ResultStore(tmp_path / "out", schema)
-    store.open({"arms": {"a": {"seed": 1}}})
-    store.write("arm", "a", value={"x": 1})
-    store.open({"arms": {"b": {"seed": 2}}})
-    assert store.settings()["arms"] == {"a": {"seed": 1}, "b": {"seed": 2}}
-    assert store.keys("arm") == ["a"]
-    with pytest.raises(UserError, match="holds 'a' of the arms with other settings"):
-        store.open({"arms": {"a": {"seed": 3}}})
-    store.open({"arms": {"b": {"seed": 4}}})  # nothing of b was written yet
+    store.open({"conditions": {"a": {"seed": 1}}})
+    store.write("condition", "a", value={"x": 1})
+    store.open({"conditions": {"b": {"seed": 2}}})
+    assert store.settings()["conditions"] == {"a": {"seed": 1}, "b": {"seed": 2}}
+    assert store.keys("condition") == ["a"]
+    with pytest.raises(UserError, match="holds 'a' of the conditions with other settings"):
+        store.open({"conditions": {"a": {"seed": 3}}})
+    store.open({"conditions": {"b": {"seed": 4}}})  # nothing of b was written yet
 
 
 def test_a_row_that_a_kill_cut_short_is_dropped(tmp_path):

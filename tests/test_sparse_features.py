@@ -326,12 +326,12 @@ def test_the_script_writes_all_files_and_resumes(arguments, finished):
         for name in dictionaries["dictionary"]}
     strong = features[features["rank"].notna()]
     assert 0 < len(strong) <= 2 and set(strong["dictionary"]) == {"sae_24"}
-    assert len(store.keys("arm")) == 1 + len(dictionaries) + len(strong) + 2
+    assert len(store.keys("condition")) == 1 + len(dictionaries) + len(strong) + 2
     assert (finished / "dictionaries.png").exists() and (finished / "effects.png").exists()
     assert "Nothing can be claimed with fewer than 19" in store.read("effects_report")
     assert store.read("report").startswith("# Sparse features of the hidden state")
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
-    shutil.rmtree(finished / "arms" / "splice_pca")
+    shutil.rmtree(finished / "conditions" / "splice_pca")
     _, argv = arguments
     assert sparse_features.main(argv) == 0
     after = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}

@@ -168,14 +168,14 @@ def steered(runner, tmp_path_factory):
     return path, comparison_store(path / "out")
 
 
-ARM = "add_gru_jump_coefficient_-1"
+CONDITION = "add_gru_jump_coefficient_-1"
 
 
 def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
     path, folder = steered
     full = pd.read_csv(folder.file_of("effects"))
-    assert full["arm"].unique().tolist() == [
-        f"patch_{ARM}", f"control_000_{ARM}", f"control_001_{ARM}"]
+    assert full["condition"].unique().tolist() == [
+        f"patch_{CONDITION}", f"control_000_{CONDITION}", f"control_001_{CONDITION}"]
     assert {"verdict", "median_effect", "smallest_effect", "norm", "relative"} <= set(full)
     text = folder.file_of("report").read_text()
     assert "2 controls of each list of patches" in text and "random directions" not in text
@@ -186,8 +186,8 @@ def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
         expected = collect_runs(sorted(play_episodes(
             policy, FLOAT32, env, list(enumerate(env.draw_levels(10, 7))), 7, 64,
             PlayOptions(keep_frames=False)), key=lambda episode: episode.number), scope)
-    found, control, unaltered = (read_runs(folder, arm) for arm in (
-        f"patch_{ARM}", f"control_001_{ARM}", "unaltered"))
+    found, control, unaltered = (read_runs(folder, condition) for condition in (
+        f"patch_{CONDITION}", f"control_001_{CONDITION}", "unaltered"))
     assert found.actions.tolist() == expected.actions.tolist() != unaltered.actions.tolist()
     np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
     assert found.norm == pytest.approx(np.linalg.norm(vector.vector), rel=1e-4)
@@ -195,7 +195,7 @@ def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
     assert control.norm == pytest.approx(found.norm, rel=1e-4)
     settings = json.loads((path / "out" / "settings.json").read_text())
     assert settings["precision"] == "float32" and settings["reference"]["pictures"] == 3
-    assert settings["arms"][f"control_001_{ARM}"]["drawn"] == [{"permuted": 1}]
+    assert settings["conditions"][f"control_001_{CONDITION}"]["drawn"] == [{"permuted": 1}]
 
 
 def test_another_vector_of_the_same_name_is_refused(steered, runner, capsys):
@@ -205,7 +205,8 @@ def test_another_vector_of_the_same_name_is_refused(steered, runner, capsys):
         save_vectors(path / "jump.npz", [vector.scaled("unit")])
         assert compare(runner, folder.path, "--patch",
                        f"add@gru={path / 'jump.npz'},coefficient=-1") == 2
-        assert f"holds 'patch_{ARM}' of the arms with other settings" in capsys.readouterr().err
+        assert f"holds 'patch_{CONDITION}' of the conditions with other settings" in (
+            capsys.readouterr().err)
     finally:
         save_vectors(path / "jump.npz", [vector])
 
@@ -226,10 +227,10 @@ def test_patches_that_cannot_be_compared_are_refused(steered, runner, tmp_path, 
 def test_levels_that_a_vector_was_made_on_are_counted(steered):
     path, _ = steered
     levels = read_vectors(path / "jump.npz")["gru"].levels
-    arms = [(parse_patch(text),) for text in (
+    patch_lists = [(parse_patch(text),) for text in (
         f"add@gru={path / 'jump.npz'},coefficient=2", "zero@gru:3")]
-    assert count_vector_levels(arms, [*levels[:3], -1]) == 3
-    assert count_vector_levels(arms[1:], levels) == 0
+    assert count_vector_levels(patch_lists, [*levels[:3], -1]) == 3
+    assert count_vector_levels(patch_lists[1:], levels) == 0
 
 
 # Vectors and their files

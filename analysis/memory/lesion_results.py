@@ -6,7 +6,9 @@ Layout of ``analysis/memory/lesions/``::
     open_loop.npz          policy divergences and value changes after lesions on recorded frames,
                            and attributions
     states.npz             hidden states of the intact agent in the real game
-    episodes/<arm>.csv     one row per level that was played under the condition named <arm>
+    episodes/<condition>.csv
+                           one row per level that was played under the condition named
+                           <condition>
     effects.csv            one row per condition and outcome in the real game
     open_loop_effects.csv  one row per condition and tested step (TESTED_STEPS), on recorded frames
     curves.csv             effect at every step from the lesion on, and attribution, see curves_of
@@ -48,15 +50,15 @@ LESIONS = Schema(
              "moved": float, "changed_steps": int}, exact=True))},
     results={
         "effects": Entry("effects.csv", Table({
-            "arm": str, "label": str, "outcome": str, "control": bool, "claimed": bool,
+            "condition": str, "label": str, "outcome": str, "control": bool, "claimed": bool,
             **dict.fromkeys(("unaltered", "altered", "effect", "low_95", "high_95", "p_holm",
                              "p_control"), float)})),
         "open_loop_effects": Entry("open_loop_effects.csv", Table({
-            "arm": str, "label": str, "outcome": str, "control": bool, "claimed": bool,
+            "condition": str, "label": str, "outcome": str, "control": bool, "claimed": bool,
             **dict.fromkeys(("altered", "low_95", "high_95", "p_control"), float)})),
         "curves": Entry("curves.csv", Table({
-            "arm": str, "label": str, "control": bool, "output": str, "step": int, "value": float,
-            "low_95": float, "high_95": float})),
+            "condition": str, "label": str, "control": bool, "output": str, "step": int,
+            "value": float, "low_95": float, "high_95": float})),
         "reach": Entry("reach.csv", Table({
             "curve": str, "output": str, "lag": int, **dict.fromkeys((
                 f"{name}{end}" for name in ("reach", "left", "spearman")
@@ -90,10 +92,10 @@ def curves_of(conditions: Sequence[Condition], effects: Mapping[str, np.ndarray]
         seed: seed of the bootstrap over levels.
 
     Returns:
-        A row per output, condition and step, with the columns ``arm`` (name of the condition),
-        ``label``, ``control``, ``output``, ``step`` (1 for the lesioned step), ``value`` (mean),
-        ``low_95`` and ``high_95``. In further rows, ``arm`` is ATTRIBUTION, ``output`` is POLICY,
-        and ``step`` is the number of steps between frame and action, from 0.
+        A row per output, condition and step, with the columns ``condition`` (name of the
+        condition), ``label``, ``control``, ``output``, ``step`` (1 for the lesioned step),
+        ``value`` (mean), ``low_95`` and ``high_95``. In further rows, ``condition`` is ATTRIBUTION,
+        ``output`` is POLICY, and ``step`` is the number of steps between frame and action, from 0.
     """
     bootstrap = ClusterBootstrap(levels, seed)
     named = [(condition.name, condition.label, condition.control, output, 1, values)
@@ -104,7 +106,7 @@ def curves_of(conditions: Sequence[Condition], effects: Mapping[str, np.ndarray]
     for name, label, control, output, first, values in named:
         low, high = bootstrap.interval(values.T)
         tables.append(pd.DataFrame({
-            "arm": name, "label": label, "control": control, "output": output,
+            "condition": name, "label": label, "control": control, "output": output,
             "step": np.arange(first, first + values.shape[1]), "value": values.mean(axis=0),
             "low_95": low, "high_95": high}))
     return pd.concat(tables, ignore_index=True)
@@ -249,24 +251,24 @@ def plot_curves(curves: pd.DataFrame, description: str) -> Figure:
         curves: table of ``curves_of``.
         description: description of the runs, for the title.
     """
-    lesions = curves[~curves["control"] & ~curves["arm"].isin((ATTRIBUTION, COPY))]
-    groups = {title: arms for title, once in (("one step is changed", True),
-                                              ("all steps are changed", False))
-              if (arms := [arm for arm in dict.fromkeys(lesions["arm"])
-                           if (arm in ONCE) == once])}
-    attribution = curves[(curves["arm"] == ATTRIBUTION) & (curves["step"] > 0)]
+    lesions = curves[~curves["control"] & ~curves["condition"].isin((ATTRIBUTION, COPY))]
+    groups = {title: conditions for title, once in (("one step is changed", True),
+                                                    ("all steps are changed", False))
+              if (conditions := [condition for condition in dict.fromkeys(lesions["condition"])
+                                 if (condition in ONCE) == once])}
+    attribution = curves[(curves["condition"] == ATTRIBUTION) & (curves["step"] > 0)]
     rows = 2 + bool(len(attribution))
     figure = Figure(figsize=(max(5.5 * len(groups), 7), 3.8 * rows + 0.6), layout="constrained")
     panels = figure.subplots(rows, len(groups), sharey="row", squeeze=False)
     for row, output in zip(panels, (POLICY, VALUE)):
         shown = curves[curves["output"] == output]
-        for axes, (title, arms) in zip(row, groups.items()):
-            for arm, colour in zip(arms, COLOURS):
-                part = shown[shown["arm"] == arm]
+        for axes, (title, conditions) in zip(row, groups.items()):
+            for condition, colour in zip(conditions, COLOURS):
+                part = shown[shown["condition"] == condition]
                 axes.fill_between(part["step"], part["low_95"], part["high_95"], color=colour,
                                   alpha=0.2, linewidth=0)
                 axes.plot(part["step"], part["value"], color=colour, label=part["label"].iloc[0])
-                random = shown[shown["arm"].str.fullmatch(f"control_\\d+_{arm}")]
+                random = shown[shown["condition"].str.fullmatch(f"control_\\d+_{condition}")]
                 axes.plot(*random.groupby("step")["value"].mean().reset_index().to_numpy().T,
                           color=colour, linestyle=":", linewidth=1)
             axes.set_yscale("symlog", linthresh=1e-3 if output == POLICY else 1e-2)

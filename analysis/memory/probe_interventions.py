@@ -14,9 +14,10 @@ from all states. *Closed loop*: the agent plays, and is pushed at every step.
 
 Layout of the folder that ``analysis/probe_interventions.py`` writes::
 
-    arms/<arm>.npy    outcomes of all levels under the push <arm>, see ``closed_outcomes``
-    open_loop.csv     effects on recorded states, see ``with_ratios``
-    effects.csv       effects in the real game, see ``with_ratios``
+    conditions/<condition>.npy    outcomes of all levels under the push <condition>, see
+                                  ``closed_outcomes``
+    open_loop.csv                 effects on recorded states, see ``with_ratios``
+    effects.csv                   effects in the real game, see ``with_ratios``
     report.md, effects.png
 
 Letters in shape comments: N states, D hidden units, A actions, E levels, K outcomes.
@@ -56,7 +57,7 @@ WORDING = Wording("Pushes of the hidden state along probe directions", "random d
                   "How far a state is moved in a step")
 PROBE_INTERVENTIONS = study_schema(
     "pushes along probe directions", "analysis/probe_interventions.py",
-    open_loop=Entry("open_loop.csv", Table({"arm": str, "effect": float})))
+    open_loop=Entry("open_loop.csv", Table({"condition": str, "effect": float})))
 OPEN_OUTCOMES = (
     Outcome("jump", "probability of a jump", probability=True),
     Outcome("right", "probability of moving right", probability=True),
@@ -237,9 +238,9 @@ def with_ratios(table: pd.DataFrame, conditions: Sequence[Condition]) -> pd.Data
         the interval of the swap's effect includes 0).
     """
     settings = {condition.name: condition.settings for condition in conditions}
-    table = table.assign(**{name: [settings[arm].get(key, "") for arm in table["arm"]]
-                            for name, key in (("about", "label"), ("method", "method"),
-                                              ("sense", "sense"))})
+    table = table.assign(**{
+        name: [settings[row.condition].get(key, "") for row in table.itertuples()]
+        for name, key in (("about", "label"), ("method", "method"), ("sense", "sense"))})
     controls = table[table["control"]]
     random = controls["effect"].abs().groupby([controls["pattern"], controls["outcome"]]).mean()
     table["random"] = [random[row.pattern, row.outcome] for row in table.itertuples()]

@@ -6,8 +6,9 @@ Layout of the output folder of ``analysis/sparse_features.py``::
     settings.json
     dictionaries/<name>.npz    a dictionary, see ``Dictionary``; for example sae_256 or pca
     names/<dictionary>.csv     a row per feature: columns of ``name_features``, and named_shuffled
-    arms/<arm>/                runs in the real game, see ``interventions.comparison.ArmRuns``:
-                               unaltered, splice_<dictionary>, feature_<number>, control_<number>
+    conditions/<condition>/    runs in the real game, see
+                               ``interventions.comparison.ConditionRuns``: unaltered,
+                               splice_<dictionary>, feature_<number>, control_<number>
     dictionaries.csv           a row per dictionary: columns of ``score_dictionary``; named,
                                named_shuffled (shares of the features); success rate without and
                                with the reconstruction spliced in, and its change
@@ -52,7 +53,7 @@ SPARSE_FEATURES = Schema(
     "sparse features", "analysis/sparse_features.py", items={
         "dictionary": Entry("dictionaries/{}.npz", _DICTIONARY),
         "names": Entry("names/{}.csv", Table(_NAMES, exact=True)),
-        "arm": COMPARISON.items["arm"]},
+        "condition": COMPARISON.items["condition"]},
     results={
         "dictionaries": Entry("dictionaries.csv", Table({
             "dictionary": str, "variance_explained": float, "kl": float, "success": float})),

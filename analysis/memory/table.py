@@ -80,7 +80,7 @@ _BEYOND = {
     "label": str, "metric": str, "num_levels": int, "claimed": bool,
     **dict.fromkeys(("hidden_state", "baseline_score", "difference", "low_95", "high_95", "p",
                      "p_holm"), float)}
-_EFFECT = {"arm": str, "label": str, "outcome": str, "control": bool,
+_EFFECT = {"condition": str, "label": str, "outcome": str, "control": bool,
            **dict.fromkeys(("unaltered", "altered", "effect", "low_95", "high_95", "p", "p_holm",
                             "p_control"), float)}
 
@@ -115,7 +115,7 @@ def _lesions(tables: MemoryTables) -> Iterator[Finding]:
     rows = effects[~effects["control"] & (effects["outcome"] == "success")]
     for row in rows.itertuples():
         yield Finding.of_effect("unseen levels", f"{row.label}: success rate", row,
-                                primary=row.arm == "reset_always", shown=True)
+                                primary=row.condition == "reset_always", shown=True)
 
 
 def _beyond(tables: MemoryTables, names: list[str], judged: str) -> Iterator[Finding]:
@@ -163,7 +163,8 @@ def _pushes(tables: MemoryTables) -> Iterator[Finding]:
     if table is None:
         return
     jumps = table[(table["outcome"] == "jump") & ~table["control"]]
-    names = jumps["arm"].str.extract(rf"^{MORE}_(?P<about>.+)_(?P<method>{'|'.join(METHODS)})$")
+    names = jumps["condition"].str.extract(
+        rf"^{MORE}_(?P<about>.+)_(?P<method>{'|'.join(METHODS)})$")
     rows = jumps.join(names).dropna(subset=["about"])
     ahead = rows[rows["about"].str.endswith("_ahead")]
     rows = ahead if len(ahead) else rows

@@ -3,16 +3,18 @@ blindness.
 
 Layout::
 
-    settings.json          settings; "arms" holds the settings of each condition
-    episodes/<arm>.csv     one row per level, ordered by number: level (number), level_seed, cause
+    settings.json          settings; "conditions" holds the settings of each condition
+    episodes/<condition>.csv
+                           one row per level, ordered by number: level (number), level_seed, cause
                            (one of causes_of, or "solved"), length (steps), return (sum of
                            rewards), and for each hazard in_view_<hazard>: estimated number of steps
                            with the hazard in view, see agents.failures.StateSampler
-    episodes/<arm>.jsonl   journal of finished episodes while the condition is being played
-    causes.csv             one row per condition and cause, and one for "any": arm, label, pattern,
-                           control, cause, levels, failures, rate, low_95, high_95 (Wilson); for
-                           hazards also steps_in_view, and failures per 1 000 of these steps:
-                           per_1000, per_1000_low_95, per_1000_high_95
+    episodes/<condition>.jsonl
+                           journal of finished episodes while the condition is being played
+    causes.csv             one row per condition and cause, and one for "any": condition, label,
+                           pattern, control, cause, levels, failures, rate, low_95, high_95
+                           (Wilson); for hazards also steps_in_view, and failures per 1 000 of these
+                           steps: per_1000, per_1000_low_95, per_1000_high_95
     effects.csv            one row per condition (except the original) and cause: the columns of
                            stats.effects.compare_conditions, with failures by each cause as
                            outcomes; for conditions without controls, p_holm and the columns of
@@ -21,11 +23,12 @@ Layout::
                            (see ``blindness``), low_95, high_95
     report.md, causes.png  report, and figure of the failure rates
     failures.png           the last frames of some of the original's failures, if there are any
-    films/<arm>_level_<seed>.mp4    a level that is failed under exactly one of two conditions: the
+    films/<condition>_level_<seed>.mp4
+                           a level that is failed under exactly one of two conditions: the
                            original and this one
 
-The names of conditions, ``<arm>``, are ``original``, ``edited_<label>``, ``invisible_<hazard>`` and
-``control_<number>_<label>``. Conditions can be divided among shards.
+The names of conditions, ``<condition>``, are ``original``, ``edited_<label>``,
+``invisible_<hazard>`` and ``control_<number>_<label>``. Conditions can be divided among shards.
 
 Conditions share levels and random draws, so differences are paired by level: the indicator of a
 failure by a cause under a condition, minus the indicator for the original. Intervals are 95 %:
@@ -68,10 +71,10 @@ PER = 1000  # failures are reported per this many steps in view
 _IN_VIEW = "in_view_"
 _EPISODES = {"level": int, "level_seed": int, "cause": str, "length": int, "return": float}
 _INTERVAL = {"low_95": float, "high_95": float}
-_RATES = {"arm": str, "label": str, "pattern": str, "control": bool, "cause": str, "levels": int,
-          "failures": int, "rate": float, **_INTERVAL}
+_RATES = {"condition": str, "label": str, "pattern": str, "control": bool, "cause": str,
+          "levels": int, "failures": int, "rate": float, **_INTERVAL}
 _RATES_IN_VIEW = ("steps_in_view", "per_1000", "per_1000_low_95", "per_1000_high_95")
-_PAIRED = ("arm", "label", "pattern", "control", "moved", "outcome", "unaltered", "altered",
+_PAIRED = ("condition", "label", "pattern", "control", "moved", "outcome", "unaltered", "altered",
            "effect", "low_95", "high_95", "p")
 _JUDGED = ("p_holm", "control_low", "control_high", "num_controls", "p_control", "claimed")
 
@@ -100,7 +103,7 @@ def failure_files(game: str = "") -> Schema:
             "blindness": Entry("blindness.csv", Table({
                 "label": str, "hazard": str, "blindness": float, **_INTERVAL})),
             "report": Entry("report.md", Text()), "figure": Entry("causes.png", File())},
-        growing="arms", growing_items=("episodes", "played"))
+        growing="conditions", growing_items=("episodes", "played"))
 
 
 FAILURES = failure_files()
@@ -251,13 +254,14 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
     """
     causes = list(dict.fromkeys(rates["cause"]))
     shown, controlled = rates[~rates["control"]], rates[rates["control"]]
-    claimed = set(effects.loc[effects["claimed"], ["arm", "outcome"]].itertuples(
+    claimed = set(effects.loc[effects["claimed"], ["condition", "outcome"]].itertuples(
         index=False, name=None))
     rows = [(label, *(bold(_percentages(row.rate, row), (name, row.cause) in claimed)
-                      for row in part.itertuples())) for label, name, part in _by_arm(shown)]
+                      for row in part.itertuples())) for label, name, part in _by_condition(shown)]
     for pattern, part in controlled.groupby("pattern", sort=False):
         spread = part.groupby("cause")["rate"].agg(["min", "max"])
-        rows.append((f"{part['arm'].nunique()} random edits like {pattern}, lowest to highest",
+        rows.append((f"{part['condition'].nunique()} random edits like {pattern}, lowest to "
+                     "highest",
                      *(" to ".join(map(_percent, spread.loc[cause])) for cause in causes)))
     lines = [
         "# Causes of failure", "", markdown_escaped(description), "",
@@ -267,14 +271,14 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
         "time limit was reached. *Other*: the episode ends even without nearby hazards.", "",
         "## Failures by cause, % of levels (95 %, Wilson)", "",
         "Bold: claimed as different from the original.", "",
-        *markdown_table(("arm", *causes), rows), *_differences(effects, controls)]
+        *markdown_table(("condition", *causes), rows), *_differences(effects, controls)]
     hazards = shown.dropna(subset="steps_in_view")
     if len(hazards):
         lines += [f"## Failures per {PER:,} steps with that hazard in view (95 %, bootstrap)", "",
                   "An agent that dies early meets fewer hazards.", "", *markdown_table(
-                      ("arm", *dict.fromkeys(hazards["cause"])),
+                      ("condition", *dict.fromkeys(hazards["cause"])),
                       [(label, *map(_per_steps, part.itertuples()))
-                       for label, _, part in _by_arm(hazards)])]
+                       for label, _, part in _by_condition(hazards)])]
     if len(blindness):
         lines += ["## Blindness", "",
                   "(edited - original) / (invisible - original), in rates of failures by the "
@@ -291,8 +295,8 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
                   "frame is the action taken; the last action ended the episode.", "",
                   f"![The original's failures]({last_frames})", ""]
     if films:
-        lines += ["## Levels that only one arm fails", "",
-                  "Both arms, side by side; an episode that has ended is darkened.", "",
+        lines += ["## Levels that only one condition fails", "",
+                  "Both conditions, side by side; an episode that has ended is darkened.", "",
                   *(f"- [{film}]({film})" for film in films), ""]
     return "\n".join(lines)
 
@@ -312,11 +316,11 @@ def _differences(effects: pd.DataFrame, controls: str) -> list[str]:
         f"are <= {LEVEL}. An invisible hazard is a planted effect, which the same rule must find; "
         "it is not an edit, and is corrected separately.", "",
         *([controls, ""] if controls else []),
-        *(["Nothing is claimed about arms without controls. Agents whose weights differ from the "
-           "original's have none.", ""] if np.isnan(fewest) else []),
+        *(["Nothing is claimed about conditions without controls. Agents whose weights differ from "
+           "the original's have none.", ""] if np.isnan(fewest) else []),
         *warn_of_few_controls(fewest),
         *markdown_table(
-            ("arm", "cause", "original", "altered", "difference", "p", "p (Holm)",
+            ("condition", "cause", "original", "altered", "difference", "p", "p (Holm)",
              "controls' differences", "p (controls)"),
             [(markdown_escaped(row.label), row.outcome, _percent(row.unaltered),
               _percent(row.altered), bold(_percentages(row.effect, row, "+.2f"), row.claimed),
@@ -329,10 +333,10 @@ def _differences(effects: pd.DataFrame, controls: str) -> list[str]:
     return lines
 
 
-def _by_arm(rates: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
+def _by_condition(rates: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     """Group a table of rates by condition; return label, name and rows of each."""
     return [(markdown_escaped(part["label"].iloc[0]), name, part)
-            for name, part in rates.groupby("arm", sort=False)]
+            for name, part in rates.groupby("condition", sort=False)]
 
 
 def _percent(rate: float) -> str:
@@ -374,7 +378,8 @@ def plot_rates(rates: pd.DataFrame, title: str) -> Figure:
     for axes, cause in zip(panels.flat, causes):
         rows = shown[shown["cause"] == cause]
         forest_plot(axes, rows, labels if axes in panels[:, 0] else [""] * len(labels), [
-            {"color": BLUE if name == ORIGINAL else VERMILION} for name in rows["arm"]], "rate")
+            {"color": BLUE if name == ORIGINAL else VERMILION} for name in rows["condition"]],
+            "rate")
         axes.axvline(rows["rate"].iloc[0], color=BLUE, linewidth=0.6, linestyle=":")
         axes.set(xlim=(0, None), title="any cause" if cause == ANY else kind_label(cause),
                  xlabel="failed levels (%)")

@@ -4,7 +4,7 @@ Only the best start of each objective, by score minus penalty, is compared. Its 
 deviation of the simulated target from the mean over recorded starts, in standard deviations and
 with the sign of the objective. In the statistics of ``stats.effects``, each objective is a row, and
 objectives of one group of targets (see ``paired``) are resampled together. Each penalty is one
-condition of this comparison (an *arm*). There are up to four outcomes:
+condition of this comparison. There are up to four outcomes:
 
 - ``score``: the score, minus the score of the best of ``best_of`` recorded starts from which no
   search began; by default, they are as many as the starts that the searches evaluated.
@@ -17,14 +17,14 @@ condition of this comparison (an *arm*). There are up to four outcomes:
   nearest to the optimised start; then the agent continues. In a search over vectors, recorded
   starts from which searches may begin are excluded. The outcome is the share of recorded values
   that are lower than the target at the step (higher if the objective minimises the target; equal
-  values count half), minus 0.5. Two further arms use other starts instead: ``recorded`` the best
-  recorded start, and ``beginning`` the best start from which the searches began (in noise: the
+  values count half), minus 0.5. Two further conditions use other starts instead: ``recorded`` the
+  best recorded start, and ``beginning`` the best start from which the searches began (in noise: the
   recorded start nearest to it).
 
 A control of the first three outcomes is the best of an equal number of starts redrawn from all
 recorded starts, or from all samples of the prior. A control of the percentile shifts the starts of
-an arm by j objectives: the target of objective i is read in the start of objective i + j. There is
-a control for every shift j that gives each objective the start of another target.
+a condition by j objectives: the target of objective i is read in the start of objective i + j.
+There is a control for every shift j that gives each objective the start of another target.
 
 Letters in shape comments: O objectives, K starts of each, N recorded starts, G targets, P samples
 of the prior.
@@ -74,11 +74,11 @@ SCORE = Outcome("score", "score, less that of the best recorded start (deviation
 GAIN = Outcome("gain", "score, less that of the beginning of the search (deviations)")
 OVER_PRIOR = Outcome("over_prior", "score, less that of random samples of the prior (deviations)")
 PERCENTILE = Outcome("percentile", "percentile in the real game", probability=True)
-RECORDED, BEGINNING = "recorded", "beginning"  # arms of starts that are not optimised
+RECORDED, BEGINNING = "recorded", "beginning"  # conditions of starts that are not optimised
 NUM_SUBSETS = 20  # subsets of starts that serve as controls
 _SUBSETS = 3  # random stream; part of the generator's seed
 _COLOURS = (BLUE, VERMILION, ORANGE)
-_ARMS = {RECORDED: "best recorded start", BEGINNING: "beginning of the search"}
+_CONDITIONS = {RECORDED: "best recorded start", BEGINNING: "beginning of the search"}
 _TITLES = {SCORE.name: "the best recorded start, in deviations",
            GAIN.name: "the beginning of the search, in deviations",
            OVER_PRIOR.name: "the best random prior sample, in deviations",
@@ -106,24 +106,24 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
     tables: list[pd.DataFrame] = []
     scores, percentiles = {}, {}
     for penalty, folder in folders.items():
-        arm, table = f"penalty {penalty:g}", _table_of(context, folder, penalty, batch_size)
+        condition, table = f"penalty {penalty:g}", _table_of(context, folder, penalty, batch_size)
         is_best = table["best"]
         best_samples = table["sample"][is_best].tolist()
         values, _ = _targets(context, folder, best_samples, batch_size)
-        scores[arm] = context.scores(values)  # (O, O)
+        scores[condition] = context.scores(values)  # (O, O)
         if recording is not None:
             rows = pd.Index(context.starts.windows).get_indexer(table["nearest_window"][is_best])
-            percentiles[arm], ended = _real_percentiles(context, rows, recording)
-            table.loc[is_best, "real_percentile"] = np.diag(percentiles[arm])
+            percentiles[condition], ended = _real_percentiles(context, rows, recording)
+            table.loc[is_best, "real_percentile"] = np.diag(percentiles[condition])
             table.loc[is_best, "ended"] = ended.astype(float)
         tables.append(table)
     table = pd.concat(tables, ignore_index=True)
     if recording is not None:
         best = context.recorded_scores[context.pool:].argmax(axis=0) + context.pool  # (O,)
-        for arm, rows, column in ((RECORDED, best, "recorded_percentile"),
-                                  (BEGINNING, _recorded_begins(context), "begin_percentile")):
-            percentiles[arm], _ = _real_percentiles(context, rows, recording)
-            own = np.diag(percentiles[arm])
+        for condition, rows, column in ((RECORDED, best, "recorded_percentile"),
+                                        (BEGINNING, _recorded_begins(context), "begin_percentile")):
+            percentiles[condition], _ = _real_percentiles(context, rows, recording)
+            own = np.diag(percentiles[condition])
             table[column] = np.where(table["best"], own[table["order"]], np.nan)
     return (table, compare_pairs(table, context.groups, seed),
             compare_with_controls(context, scores, percentiles, seed))
@@ -246,10 +246,10 @@ def compare_with_controls(context: SearchContext, scores: dict[str, np.ndarray],
     """Estimate the effects of optimised starts on all outcomes.
 
     Args:
-        scores: scores of the best starts, by arm ("penalty 0.1" and so on). Each array (O, O) has a
-            row per start and a column per objective.
-        percentiles: percentiles in the real game, by arm, including the arms ``RECORDED`` and
-            ``BEGINNING``; arrays as in ``scores``.
+        scores: scores of the best starts, by condition ("penalty 0.1" and so on). Each array (O, O)
+            has a row per start and a column per objective.
+        percentiles: percentiles in the real game, by condition, including the conditions
+            ``RECORDED`` and ``BEGINNING``; arrays as in ``scores``.
 
     Returns:
         The table of ``compare_conditions``; None with fewer than ``MIN_STARTS`` groups of targets.
@@ -268,22 +268,22 @@ def compare_with_controls(context: SearchContext, scores: dict[str, np.ndarray],
         controls = {f"control {number}": reference[rng.permutation(len(reference))[:size]].max(
             axis=0) for number in range(1, NUM_SUBSETS + 1)}
         outcomes.append((outcome, reference[rows].max(axis=0), {
-            (arm, control): values for arm, matrix in scores.items()
+            (condition, control): values for condition, matrix in scores.items()
             for control, values in {"": np.diag(matrix), **controls}.items()}))
     if percentiles:
         number = np.arange(len(columns))
         # Cyclic shifts of objectives that give each objective another target; 0 for its own.
         shifts = [0, *(shift for shift in number if (np.roll(columns, -shift) != columns).all())]
         outcomes.append((PERCENTILE, np.full(len(columns), 0.5), {
-            (arm, f"control {shift}" if shift else ""): matrix[(number + shift) % len(matrix),
-                                                               number]
-            for arm, matrix in percentiles.items() for shift in shifts}))
+            (condition, f"control {shift}" if shift else ""): matrix[(number + shift) % len(matrix),
+                                                                     number]
+            for condition, matrix in percentiles.items() for shift in shifts}))
     tables = []
     for outcome, before, after in outcomes:
-        arms: list[Condition] = [
-            Condition(f"{arm}, {control}" if control else arm, arm, arm, bool(control))
-            for arm, control in after]
-        tables.append(compare_conditions(arms, [outcome], before[:, None],
+        conditions: list[Condition] = [
+            Condition(f"{name}, {control}" if control else name, name, name, bool(control))
+            for name, control in after]
+        tables.append(compare_conditions(conditions, [outcome], before[:, None],
                                          np.stack(list(after.values()))[..., None], seed, groups))
     return pd.concat(tables, ignore_index=True)
 
@@ -381,7 +381,7 @@ def report(context: SearchContext, starts: pd.DataFrame, pairs: pd.DataFrame,
                   f"optimised start{near}; then the agent continues. A target counts as shown if "
                   f"its value at step {step} is beyond {100 * SHOWN:.0f} % of the recorded values; "
                   f"{100 * (1 - SHOWN):.0f} % would be by chance.", "",
-                  *markdown_table(("", *titles, *_ARMS.values()), [
+                  *markdown_table(("", *titles, *_CONDITIONS.values()), [
                       ("shown", *(format_share(rows["real_percentile"] >= SHOWN)
                                   for rows in by_penalty.values()),
                        *(format_share(values >= SHOWN) for values in others)),
@@ -401,9 +401,9 @@ def _effects(table: pd.DataFrame | None) -> list[str]:
             f"p (controls) are at most {LEVEL}. Controls of the score: the best start of each of "
             f"{NUM_SUBSETS} other draws of the starts that it is compared with. Controls of the "
             "percentile: the starts of other objectives.", "", *markdown_table(
-                ("arm", "compared with", "mean", "median", "p (Holm)", "controls", "p (controls)",
-                 "verdict"),
-                [(_ARMS.get(row.arm, row.arm), _TITLES[row.outcome],
+                ("condition", "compared with", "mean", "median", "p (Holm)", "controls",
+                 "p (controls)", "verdict"),
+                [(_CONDITIONS.get(row.condition, row.condition), _TITLES[row.outcome],
                   format_interval(row.effect, row.low_95, row.high_95, "+.3g"),
                   format_interval(row.median_effect, row.median_low_95, row.median_high_95,
                                   "+.3g"),

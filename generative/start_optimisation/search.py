@@ -39,7 +39,7 @@ Layout of the output folder::
     pictures/order_<i>.png    the best start of objective i with each penalty, and the recorded
                               frames nearest to it, one start per row
     starts.csv                a row for each penalty, objective and start
-    effects.csv               a row for each arm and outcome, see ``evaluation``
+    effects.csv               a row for each condition and outcome, see ``evaluation``
     pairs.csv                 a row for each paired test over groups of targets, see ``paired``
     report.md, targets.png
 

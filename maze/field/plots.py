@@ -198,26 +198,27 @@ def _finish(axes: Axes, grid: Grid, style: Style, title: str) -> None:
     axes.set_title(title, fontsize=9)
 
 
-def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
-             unpatched: Mapping[str, Fields], views: Mapping[str, np.ndarray],
-             style: Style) -> None:
-    """Draw and write the missing figures of an arm, which is a list of patches.
+def draw_condition(store: ResultStore, condition: str, fields: Mapping[str, Fields],
+                   unpatched: Mapping[str, Fields], views: Mapping[str, np.ndarray],
+                   style: Style) -> None:
+    """Draw and write the missing figures of a condition, which is a list of patches.
 
     Args:
-        fields, unpatched: fields of the arm and of the arm without patches, by level.
+        fields, unpatched: fields of the condition and of the condition without patches, by level.
         views: person views of the levels to draw, uint8 (512, 512, 3), by level.
     """
     for name, view in with_progress(views.items(), len(views), "level"):
         sides = fields[name]
         grid = sides[0].grid
-        panel = Panel(arm, grid, sides[0], view)
-        if not store.has("field_figure", arm, name):
-            panels = [panel] if arm == UNPATCHED else compared(
+        panel = Panel(condition, grid, sides[0], view)
+        if not store.has("field_figure", condition, name):
+            panels = [panel] if condition == UNPATCHED else compared(
                 Panel(UNPATCHED, grid, unpatched[name][0], view), panel)
-            plot_fields(store.file_of("field_figure", arm, name), panels, style, f"level {name}")
-        if not store.has("maps_figure", arm, name):
-            plot_maps(store.file_of("maps_figure", arm, name), grid, maps_of(sides), style,
-                      f"level {name}, {arm}")
+            plot_fields(store.file_of("field_figure", condition, name), panels, style,
+                        f"level {name}")
+        if not store.has("maps_figure", condition, name):
+            plot_maps(store.file_of("maps_figure", condition, name), grid, maps_of(sides), style,
+                      f"level {name}, {condition}")
 
 
 def maps_of(sides: Fields) -> dict[str, np.ndarray]:
@@ -242,19 +243,19 @@ def maps_of(sides: Fields) -> dict[str, np.ndarray]:
     return maps
 
 
-def over_arms(fields: Mapping[str, Mapping[str, Fields]], level: str, view: np.ndarray,
-              style: Style) -> Iterator[Figure]:
-    """For each list of patches (arm), yield a figure of a level's unpatched field, its patched
-    field, and their difference.
+def over_conditions(fields: Mapping[str, Mapping[str, Fields]], level: str, view: np.ndarray,
+                    style: Style) -> Iterator[Figure]:
+    """For each list of patches (condition), yield a figure of a level's unpatched field, its
+    patched field, and their difference.
 
     Args:
         view: person view of the level, uint8 (512, 512, 3).
     """
     grid = fields[UNPATCHED][level][0].grid
     original = Panel(UNPATCHED, grid, fields[UNPATCHED][level][0], view)
-    for arm, by_level in fields.items():
-        if arm != UNPATCHED:
-            yield field_figure(compared(original, Panel(arm, grid, by_level[level][0], view)),
+    for condition, by_level in fields.items():
+        if condition != UNPATCHED:
+            yield field_figure(compared(original, Panel(condition, grid, by_level[level][0], view)),
                                style, f"level {level}")
 
 

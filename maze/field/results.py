@@ -1,20 +1,22 @@
-"""Result folder with the fields of several arms on the same levels; an arm is a list of patches.
+"""Result folder with the fields of several conditions on the same levels; a condition is a list of
+patches.
 
 Existing fields are read; missing ones are computed and written.
 
 Layout::
 
-    settings.json                       settings of the run
-    differences.csv                     a row of outcomes per arm and level, see outcomes.py
-    moved.csv                           a row per arm, patch and layer: mean size of the change
-    <arm>/patches.json                  metadata of the arm's patches
-    <arm>/field_<level>.npz             field of a level; <level> is its seed, followed by _2, _3
-                                        and so on for further levels with the same seed
-    <arm>/field_<level>_facing_1.npz    field with facing 1, if both facings are requested
-    <arm>/field_<level>.png             figure of the field, or of its change by the patches
-    <arm>/maps_<level>.png              value and probability of reaching each square
-    films/<film>_<level>.mp4            film over coefficients, checkpoints or squares of the cheese
-    films/<film>_<level>.png            stills of the film side by side, if requested
+    settings.json                   settings of the run
+    differences.csv                 a row of outcomes per condition and level, see outcomes.py
+    moved.csv                       a row per condition, patch and layer: mean size of the change
+    <condition>/patches.json        metadata of the condition's patches
+    <condition>/field_<level>.npz   field of a level; <level> is its seed, followed by _2, _3 and so
+                                    on for further levels with the same seed
+    <condition>/field_<level>_facing_1.npz
+                                    field with facing 1, if both facings are requested
+    <condition>/field_<level>.png   figure of the field, or of its change by the patches
+    <condition>/maps_<level>.png    value and probability of reaching each square
+    films/<film>_<level>.mp4        film over coefficients, checkpoints or squares of the cheese
+    films/<film>_<level>.png        stills of the film side by side, if requested
 
 An ``.npz`` file contains these arrays, for n squares and p patches (a patch of several layers
 counts once per layer):
@@ -58,10 +60,10 @@ from maze.level.state import MazeState
 
 Fields = tuple[Field, ...]
 """Fields of one level, one per facing."""
-UNPATCHED = "unpatched"  # the arm without patches
+UNPATCHED = "unpatched"  # the condition without patches
 OUTCOMES = (*AT_DECISION, *OF_FIELD, *EXACT, *OF_CHANGE)
-_COLUMNS = {"arm": str, "level": str, "seed": int, "maze_dim": int, "kind": str, "squares": int,
-            **dict.fromkeys((*OUTCOMES, "facing_variation"), float)}
+_COLUMNS = {"condition": str, "level": str, "seed": int, "maze_dim": int, "kind": str,
+            "squares": int, **dict.fromkeys((*OUTCOMES, "facing_variation"), float)}
 _SIZES = ("in_std", "norm", "relative")  # sizes in a ChangeSize
 FIELDS_FILES = Schema(
     "fields", "python -m maze.fields", items={
@@ -79,12 +81,12 @@ FIELDS_FILES = Schema(
         "film": Entry("films/{}_{}.mp4", File()), "stills": Entry("films/{}_{}.png", File())},
     results={
         "moved": Entry("moved.csv", Table({
-            "arm": str, "patch": int, "layer": str, "pictures": int,
+            "condition": str, "patch": int, "layer": str, "pictures": int,
             **dict.fromkeys(_SIZES, float)})),
         "differences": Entry("differences.csv", Table(_COLUMNS, whole=True))})
 
 
-def write_field(store: ResultStore, arm: str, key: str, field: Field,
+def write_field(store: ResultStore, condition: str, key: str, field: Field,
                 moved: Sequence[ChangeSize] = ()) -> None:
     """Write a field, and the sizes of the changes that the patches made.
 
@@ -94,7 +96,7 @@ def write_field(store: ResultStore, arm: str, key: str, field: Field,
     """
     grid = field.grid
     sizes = [[size.pictures, *(getattr(size, name) for name in _SIZES)] for size in moved]
-    store.write("field", arm, key, value={
+    store.write("field", condition, key, value={
         "squares": field.squares - grid.margin, "log_probs": field.log_probs,
         "probs": field.probs, "values": field.values, "rows": np.array(grid.to_rows()),
         "maze_dim": grid.maze_dim, "level_facing": grid.facing, "facing": field.facing,
@@ -103,13 +105,13 @@ def write_field(store: ResultStore, arm: str, key: str, field: Field,
         "moved": np.array(sizes, np.float64).reshape(-1, 1 + len(_SIZES))})
 
 
-def read_field(store: ResultStore, arm: str, key: str) -> tuple[Field, list[ChangeSize]]:
+def read_field(store: ResultStore, condition: str, key: str) -> tuple[Field, list[ChangeSize]]:
     """Read a field and the size of each patch's change; arguments as for :func:`write_field`.
 
     Raises:
         UserError: if the file is missing or damaged.
     """
-    arrays = store.read("field", arm, key)
+    arrays = store.read("field", condition, key)
     try:
         grid = Grid.from_rows([str(row) for row in arrays["rows"]], int(arrays["maze_dim"]),
                               int(arrays["level_facing"]))
@@ -123,25 +125,25 @@ def read_field(store: ResultStore, arm: str, key: str) -> tuple[Field, list[Chan
                 != len(field.squares)):
             raise UserError("its arrays are inconsistent")
     except (UserError, ValueError, TypeError) as error:
-        raise UserError(f"the field {store.file_of('field', arm, key)} is damaged: {error}"
+        raise UserError(f"the field {store.file_of('field', condition, key)} is damaged: {error}"
                         ) from None
     moved = [ChangeSize(str(layer), int(pictures), *sizes) for layer, (pictures, *sizes) in zip(
         arrays["moved_layers"], arrays["moved"].tolist(), strict=True)]
     return field, moved
 
 
-def add_arm(store: ResultStore, arm: str, patches: dict) -> None:
-    """Record the patches of an arm before its fields are written.
+def add_condition(store: ResultStore, condition: str, patches: dict) -> None:
+    """Record the patches of a condition before its fields are written.
 
     Args:
         patches: metadata of the patches, ``OpenedPatches.metadata``.
 
     Raises:
-        UserError: if the folder has an arm of this name with other patches.
+        UserError: if the folder has a condition of this name with other patches.
     """
-    if first_difference(store.compute("patches", arm, function=lambda: patches), patches, ()):
-        raise UserError(f"{store.path / arm} holds fields with other patches; give the arm "
-                        "another name, choose another --output_dir, or give --overwrite")
+    if first_difference(store.compute("patches", condition, function=lambda: patches), patches, ()):
+        raise UserError(f"{store.path / condition} holds fields with other patches; give the "
+                        "condition another name, choose another --output_dir, or give --overwrite")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,10 +166,10 @@ class FieldOptions:
                             facing=self.facings[0] if facing is None else facing)
 
 
-def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
-                  levels: Mapping[str, MazeState], options: FieldOptions, std: Mapping[str, Tensor]
-                  ) -> tuple[dict[str, Fields], list[dict]]:
-    """Return the fields of an arm by level; missing fields are computed and written.
+def fields_of_condition(store: ResultStore, condition: str, patches: Sequence[Patch],
+                        levels: Mapping[str, MazeState], options: FieldOptions,
+                        std: Mapping[str, Tensor]) -> tuple[dict[str, Fields], list[dict]]:
+    """Return the fields of a condition by level; missing fields are computed and written.
 
     Args:
         levels: levels by name.
@@ -185,30 +187,30 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
         sides = []
         for facing in options.facings:
             key = f"{name}_facing_{facing}" if facing and len(options.facings) > 1 else name
-            if not store.has("field", arm, key):
+            if not store.has("field", condition, key):
                 with patched(options.policy, patches, std) as scope:
                     field = options.field(state, facing)
-                write_field(store, arm, key, field, scope.changes())
-            field, sizes = read_field(store, arm, key)
+                write_field(store, condition, key, field, scope.changes())
+            field, sizes = read_field(store, condition, key)
             if field.grid.to_rows() != state.grid.to_rows():
-                raise UserError(f"{store.file_of('field', arm, key)} belongs to another level "
-                                f"than the requested level with seed {state.level_seed}; choose "
-                                "another --output_dir, or give --overwrite")
+                raise UserError(f"{store.file_of('field', condition, key)} belongs to another "
+                                f"level than the requested level with seed {state.level_seed}; "
+                                "choose another --output_dir, or give --overwrite")
             sides.append(field)
-            moved += [{"arm": arm, "patch": number, **dataclasses.asdict(size)}
+            moved += [{"condition": condition, "patch": number, **dataclasses.asdict(size)}
                       for number, size in enumerate(sizes)]
         fields[name] = tuple(sides)
     return fields, moved
 
 
 def moved_table(moved: Sequence[Mapping]) -> pd.DataFrame:
-    """Return the table ``moved.csv``, with a row per arm, patch and layer: the number of frames on
-    which the patch acted, and the mean sizes of its change over these frames.
+    """Return the table ``moved.csv``, with a row per condition, patch and layer: the number of
+    frames on which the patch acted, and the mean sizes of its change over these frames.
 
     Args:
-        moved: sizes of changes, from :func:`fields_of_arm`.
+        moved: sizes of changes, from :func:`fields_of_condition`.
     """
-    keys = ["arm", "patch", "layer"]
+    keys = ["condition", "patch", "layer"]
     table = pd.DataFrame(moved, columns=[*keys, "pictures", *_SIZES])
     weighted = table.assign(**{name: table[name] * table["pictures"] for name in _SIZES})
     sums = weighted.groupby(keys, sort=False, as_index=False).sum()
@@ -221,23 +223,23 @@ def outcome_table(fields: Mapping[str, Mapping[str, Fields]], levels: Mapping[st
     """Compute the outcomes of all fields.
 
     Args:
-        fields: fields by arm and level, including the arm UNPATCHED.
+        fields: fields by condition and level, including the condition UNPATCHED.
         levels: levels by name.
         region: number of rows and columns of the top right region.
 
     Returns:
-        A row per arm and level: ``arm``, ``level`` (name of the level), ``seed``, ``maze_dim``,
-        ``kind`` (kind of the level), ``squares`` (number of squares), OUTCOMES, and
+        A row per condition and level: ``condition``, ``level`` (name of the level), ``seed``,
+        ``maze_dim``, ``kind`` (kind of the level), ``squares`` (number of squares), OUTCOMES, and
         ``facing_variation``, the mean total variation between the fields of both facings, or NaN
         if only one was computed.
     """
     rows = []
-    for arm, by_level in fields.items():
+    for condition, by_level in fields.items():
         for name, sides in by_level.items():
             state = levels[name]
-            unpatched = None if arm == UNPATCHED else fields[UNPATCHED][name][0]
+            unpatched = None if condition == UNPATCHED else fields[UNPATCHED][name][0]
             rows.append({
-                "arm": arm, "level": name, "seed": state.level_seed,
+                "condition": condition, "level": name, "seed": state.level_seed,
                 "maze_dim": state.grid.maze_dim, "kind": kind_of(state.grid),
                 "squares": len(sides[0].squares),
                 **outcomes(sides[0], unpatched,

@@ -69,7 +69,7 @@ TRACKING_COLUMNS = {
     **dict.fromkeys((*SCORES, "at", "elsewhere", *(f"{name}_threshold" for name in SCORES)), float),
     "tracks": bool, "num_levels": int, "num_squares": int}
 EFFECT_COLUMNS = {
-    "arm": str, "label": str, "pattern": str, "control": bool, "moved": float, "outcome": str,
+    "condition": str, "label": str, "pattern": str, "control": bool, "moved": float, "outcome": str,
     **dict.fromkeys(("unaltered", "altered", "effect", "low_95", "high_95", "p", "p_holm",
                      "control_low", "control_high"), float), "num_controls": int,
     "p_control": float, "claimed": bool,
@@ -310,7 +310,7 @@ def multiply_channels(decisions: Decisions, layer: Layer, sets: Sequence[Sequenc
                 conditions.append(Condition(f"{name} control {number}", f"channels {drawn}", name,
                                             control=True, value=control.patches))
     after, moved = [], {}
-    for condition in with_progress(conditions, len(conditions), "arm"):
+    for condition in with_progress(conditions, len(conditions), "condition"):
         with patched(policy, condition.value or (), std) as patches:
             after.append(decisions.outcomes())
         moved[condition.name] = patches.total_change()[0]

@@ -415,9 +415,9 @@ def _multiplied(folder: StudiesFolder) -> Iterator[Finding]:
 def _retargeted(study: str, patch: str, folder: StudiesFolder) -> Iterator[Finding]:
     """Yield the findings of row 16: the strongest channel (primary), or all chosen channels."""
     store, is_primary = ResultStore(folder.path / study, RETARGETING_FILES), study == RETARGETING
-    for arm in store.keys("parts"):
-        parts = store.read("parts", arm)
-        name = "moved cheese" if arm == MOVED_CHEESE else patch
+    for condition in store.keys("parts"):
+        parts = store.read("parts", condition)
+        name = "moved cheese" if condition == MOVED_CHEESE else patch
         for row in parts.itertuples():
             where = "" if row.by == ALL else (
                 f", {row.part} steps off" if row.by.startswith("off") else f", {row.by} {row.part}")
@@ -427,11 +427,11 @@ def _retargeted(study: str, patch: str, folder: StudiesFolder) -> Iterator[Findi
                 row.effect, row.low_95, row.high_95, row.levels, row.unpatched,
                 altered=row.patched, shown=row.outcome == "path" and (
                     row.by == ALL or (is_primary and row.by.startswith("off")
-                                      and arm != MOVED_CHEESE)))
-        if store.has("effects", arm):  # the kind of controls with the larger p-value counts
+                                      and condition != MOVED_CHEESE)))
+        if store.has("effects", condition):  # the kind of controls with the larger p-value counts
             yield Finding.of_effect(
                 "targets with controls", f"path probability, {name}, with controls",
-                _own_rows(store.read("effects", arm)).sort_values("p_control").iloc[-1],
+                _own_rows(store.read("effects", condition)).sort_values("p_control").iloc[-1],
                 int(parts["levels"].max()), primary=is_primary, shown=True)
 
 

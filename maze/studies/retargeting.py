@@ -35,7 +35,7 @@ from stats.effects import MIN_STARTS, Condition, Outcome, compare_conditions
 PASSES_PER_BATCH = 512  # forward passes that are resumed together
 CHANNELS, CELLS = "channels", "cells"  # kinds of controls
 UNPATCHED, PATCHED = "unpatched", "patched"
-MOVED_CHEESE = "cheese"  # the arm with the cheese itself at the target
+MOVED_CHEESE = "cheese"  # the condition with the cheese itself at the target
 ALL = "all"  # part that contains all targets
 OUTCOME = Outcome("path", "path probability", probability=True)
 _CONTROLS = {CHANNELS: "other channels at the same cell", CELLS: "the same channels at other cells"}
@@ -51,9 +51,9 @@ CONTROL_COLUMNS = {**_KEYS, "kind": str, "number": int, "path": float}
 PART_COLUMNS = {
     "by": str, "part": str, "outcome": str, "levels": int, "targets": int, **dict.fromkeys(
         (UNPATCHED, PATCHED, "effect", "low_95", "high_95", "ratio", "share_larger"), float)}
-JUDGED_COLUMNS = {"arm": str, "control": bool, "outcome": str, **dict.fromkeys(
+JUDGED_COLUMNS = {"condition": str, "control": bool, "outcome": str, **dict.fromkeys(
     ("unaltered", "altered", "effect", "low_95", "high_95", "p", "p_holm", "p_control"), float)}
-RETARGETING_FILES = Schema(  # results of an arm are kept when another arm is run
+RETARGETING_FILES = Schema(  # results of a condition are kept when another condition is run
     "retargeted mazes", "python -m maze.retargeting", items={
         "levels": Entry("{}/levels/{}.csv", Table(TARGET_COLUMNS, exact=True, whole=True)),
         "controls": Entry("{}/controls/{}.csv", Table(CONTROL_COLUMNS, exact=True, whole=True)),

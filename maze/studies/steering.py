@@ -1,24 +1,24 @@
 """Effects of steering vectors on forks: at the decision square and over the whole field.
 
 Vectors are added to the output of one layer, or of all layers, with several coefficients
-(:class:`Arms`). Outcomes, such as the probability of the step to the cheese, are measured without
-vectors, with them, and with control vectors (:class:`Experiment`); effects of vectors and controls
-are then compared (:func:`compare_arms`). For a single layer, all forward passes of a frame share
-the computation up to this layer.
+(:class:`ConditionGroup`). Outcomes, such as the probability of the step to the cheese, are measured
+without vectors, with them, and with control vectors (:class:`Experiment`); effects of vectors and
+controls are then compared (:func:`compare_groups`). For a single layer, all forward passes of a
+frame share the computation up to this layer.
 
 A result folder contains::
 
-    decisions/<arms>/<number>.npz     outcomes of a batch of forks at their decision squares;
+    decisions/<group>/<number>.npz    outcomes of a batch of forks at their decision squares;
                                       <number> is the index of the batch's first fork
-    fields/<arms>/<number>.npz        outcomes over the field of fork <number>
-    choosing/<arms>/<number>.npz      outcomes of the forks on which layer and coefficient are
+    fields/<group>/<number>.npz       outcomes over the field of fork <number>
+    choosing/<group>/<number>.npz     outcomes of the forks on which layer and coefficient are
                                       chosen; see :class:`Measurements` for the arrays
     vectors/<name>.npz                steering vectors
-    decisions.csv                     a row per arm and fork
-    effects.csv, field_effects.csv    a row per arm and outcome
+    decisions.csv                     a row per condition and fork
+    effects.csv, field_effects.csv    a row per condition and outcome
 
 Symbols in shapes: N forks, n forks per batch, B frames, D sets of vectors (the steering vectors,
-then each control), A conditions (arms) of a group, K outcomes; dots (…) stand for a layer's shape.
+then each control), A conditions of a group, K outcomes; dots (…) stand for a layer's shape.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _EXACT_OUTCOMES = (
 
 DECISIONS, FIELDS, CHOOSING = "decisions", "fields", "choosing"  # entries of the schema
 _EFFECTS = Table(
-    {"arm": str, "label": str, "control": bool, "outcome": str,
+    {"condition": str, "label": str, "control": bool, "outcome": str,
      **dict.fromkeys(("unaltered", "altered", "effect", "low_95", "high_95", "p", "p_holm",
                       "p_control"), float), "claimed": bool,
      **dict.fromkeys(("median_unaltered", "median_altered"), float), "verdict": str},
@@ -149,7 +149,7 @@ class VectorSource:
 
 
 @dataclasses.dataclass(frozen=True)
-class Arms:
+class ConditionGroup:
     """Conditions that add the same vectors at the same layer, with different coefficients.
 
     Attributes:
@@ -169,7 +169,8 @@ class Arms:
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """Outcomes of forks without steering vectors and under each condition of a group (``Arms``).
+    """Outcomes of forks without steering vectors and under each condition of a group
+    (``ConditionGroup``).
 
     Attributes:
         before: outcomes without vectors, float64 (N, K).
@@ -246,17 +247,18 @@ class Experiment:
     region: int
     exact: bool
 
-    def max_forks(self, arms: Arms) -> int:
+    def max_forks(self, group: ConditionGroup) -> int:
         """Return the number of forks per batch, limited by the memory for their vectors."""
-        entries = sum(math.prod(layer.shape) for layer in layers_named(self.policy, arms.layer))
+        entries = sum(math.prod(layer.shape) for layer in layers_named(self.policy, group.layer))
         return max(1, min(MAX_FORKS, _MAX_ENTRIES // entries))
 
     @torch.no_grad()
-    def at_decision_squares(self, arms: Arms, states: Sequence[MazeState]) -> Measurements:
-        """Measure DECISION_OUTCOMES of several forks under a group of arms and its controls."""
+    def at_decision_squares(self, group: ConditionGroup, states: Sequence[MazeState]
+                            ) -> Measurements:
+        """Measure DECISION_OUTCOMES of several forks under a group and its controls."""
         frames = frames_at(states, [state.grid.decision_square() for state in states])
         steps = np.array([decision_steps(state.grid) for state in states])  # (n, 2)
-        passes = _SteeredPass(self.policy, self.compute, arms.layer, frames, self.std)
+        passes = _SteeredPass(self.policy, self.compute, group.layer, frames, self.std)
         likeliest = grouped(passes.unpatched().log_probs.cpu().numpy()).argmax(axis=1)
 
         def measure(output: PolicyOutput) -> np.ndarray:
@@ -265,12 +267,12 @@ class Experiment:
                 at_decisions(logs, output.values.cpu().numpy(), *steps.T),
                 logs.argmax(axis=1) != likeliest])
 
-        return self._measure(arms, states, passes, np.arange(len(states)), measure)
+        return self._measure(group, states, passes, np.arange(len(states)), measure)
 
     @torch.no_grad()
-    def over_field(self, arms: Arms, state: MazeState,
+    def over_field(self, group: ConditionGroup, state: MazeState,
                    chosen: Sequence[Outcome]) -> Measurements:
-        """Measure outcomes of the field of one fork under a group of arms and its controls.
+        """Measure outcomes of the field of one fork under a group and its controls.
 
         Args:
             chosen: outcomes to measure, a subset of ``field_outcomes``.
@@ -280,8 +282,8 @@ class Experiment:
         facings = (0, 1) if self.exact else (0,)
         frames = np.concatenate([source(squares, np.full(len(squares), facing))
                                  for facing in facings])
-        passes = _SteeredPass(self.policy, self.compute, arms.layer, frames, self.std)
-        memory, kind = START if self.policy.recurrent else NO_MEMORY, arms.sources[0].kind
+        passes = _SteeredPass(self.policy, self.compute, group.layer, frames, self.std)
+        memory, kind = START if self.policy.recurrent else NO_MEMORY, group.sources[0].kind
         other = None
         if kind and any(outcome.name == _TO_OTHER_LEVEL for outcome in chosen):
             other = vector_field(self.policy, self.compute, kind.pair(state)[kind.changed])
@@ -300,11 +302,11 @@ class Experiment:
                 values[_TO_OTHER_LEVEL] = difference(other, sides[0]).mean_total_variation
             return np.array([[values[outcome.name] for outcome in chosen]])
 
-        return self._measure(arms, [state], passes, np.zeros(len(frames), np.int64), measure)
+        return self._measure(group, [state], passes, np.zeros(len(frames), np.int64), measure)
 
-    def _measure(self, arms: Arms, states: Sequence[MazeState], passes: _SteeredPass,
+    def _measure(self, group: ConditionGroup, states: Sequence[MazeState], passes: _SteeredPass,
                  fork: np.ndarray, measure: Callable[[PolicyOutput], np.ndarray]) -> Measurements:
-        """Measure outcomes without vectors, with the vectors of each arm, and with controls.
+        """Measure outcomes without vectors, with the vectors of each condition, and with controls.
 
         Args:
             states: the n forks.
@@ -312,37 +314,37 @@ class Experiment:
             measure: function from the output to the outcomes (n, K).
         """
         before, after, sizes = measure(passes.unpatched()), [], []
-        for vectors in self._draws(arms, states):
+        for vectors in self._draws(group, states):
             on_device = [{name: torch.tensor(values, device=self.policy.device)
                           for name, values in by_layer.items()} for by_layer in vectors]
-            for condition in arms.conditions:
+            for condition in group.conditions:
                 added = {name: torch.stack([
                     c * by_layer[name] for c, by_layer in zip(condition.value or (), on_device)
                     ]).sum(dim=0)[fork] for name in vectors[0]}
                 output, size = passes.with_added(added)
                 after.append(measure(output))
                 sizes.append([size[fork == number].mean(axis=0) for number in range(len(states))])
-        shape = -1, len(arms.conditions), len(states)
+        shape = -1, len(group.conditions), len(states)
         return Measurements(before.astype(np.float64),
                             np.array(after, np.float64).reshape(*shape, before.shape[1]),
                             np.array(sizes, np.float64).reshape(*shape, len(SIZES)))
 
-    def _draws(self, arms: Arms, states: Sequence[MazeState]
+    def _draws(self, group: ConditionGroup, states: Sequence[MazeState]
                ) -> Iterator[list[Mapping[str, np.ndarray]]]:
         """Yield sets of vectors: the steering vectors, then each control. A set is a list with one
-        dict per source of the arms, which holds the vectors (n, …) by layer."""
-        own = [self._vectors(source, arms.layer, states) for source in arms.sources]
+        dict per source of the group, which holds the vectors (n, …) by layer."""
+        own = [self._vectors(source, group.layer, states) for source in group.sources]
         yield [*own]
         for kind in self.control_kinds:
             columns = []
-            for place, (source, vectors) in enumerate(zip(arms.sources, own)):
+            for place, (source, vectors) in enumerate(zip(group.sources, own)):
                 elsewhere = dataclasses.replace(source, source=OTHER)
                 others = [] if kind != OTHERS else [
-                    self._vectors(elsewhere, arms.layer, states, draw)
+                    self._vectors(elsewhere, group.layer, states, draw)
                     for draw in range(1, self.num_controls + 1)]
                 seed = int(np.random.SeedSequence([self.seed, place]).generate_state(1)[0])
                 columns.append(controls_of(
-                    self.policy, [Add(arms.layer, vector=vectors)], self.num_controls, seed,
+                    self.policy, [Add(group.layer, vector=vectors)], self.num_controls, seed,
                     kind=kind, others=others))
             for row in zip(*columns):
                 yield [control.patches[0].vector for control in row]
@@ -364,28 +366,29 @@ class Experiment:
 # ---------------------------------------------------------------------------------------- effects
 
 
-def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: Sequence[str],
-                 num_controls: int, chosen: Sequence[Outcome], seed: int) -> pd.DataFrame:
-    """Compute the effect of each condition (arm), and of its controls, on each outcome.
+def compare_groups(groups: Sequence[ConditionGroup], measured: Sequence[Measurements],
+                   kinds: Sequence[str], num_controls: int, chosen: Sequence[Outcome], seed: int
+                   ) -> pd.DataFrame:
+    """Compute the effect of each condition, and of its controls, on each outcome.
 
-    An arm is compared with each kind of controls separately. Its effect is claimed if every
+    A condition is compared with each kind of controls separately. Its effect is claimed if every
     comparison claims it, and its ``p_control`` is the largest p-value of these comparisons.
 
     Args:
-        measured: measurements of each of ``arms``: first with the steering vectors, then with
+        measured: measurements of each of ``groups``: first with the steering vectors, then with
             ``num_controls`` controls of each kind, in the order of ``kinds``.
         chosen: outcomes to compare.
 
     Returns:
         The table of ``stats.effects.compare_conditions`` with additional columns: ``controls``, the
         kind of a control; ``norm`` and ``relative``, mean sizes of the change; and ``p_<kind>``,
-        the ``p_control`` of an arm in the comparison with one kind of controls.
+        the ``p_control`` of a condition in the comparison with one kind of controls.
 
     Raises:
         UserError: if there are fewer than 10 forks, fewer than 2 controls of a kind, or an outcome
             is NaN or infinite.
     """
-    before, pairs = measured[0].before, list(zip(arms, measured))
+    before, pairs = measured[0].before, list(zip(groups, measured))
     directions = [result for pair in pairs for result in _results(*pair)]
     controls = {kind: [result for pair in pairs for number in range(num_controls)
                        for result in _results(*pair, 1 + place * num_controls + number,
@@ -408,12 +411,12 @@ def compare_arms(arms: Sequence[Arms], measured: Sequence[Measurements], kinds: 
     conditions, values, sizes = zip(*directions, *itertools.chain(*controls.values()))
     table = with_verdicts(table, chosen, before, np.stack(values), seed)
     for place, name in enumerate(SIZES[1:], start=1):
-        table[name] = table["arm"].map({condition.name: size[place]
-                                        for condition, size in zip(conditions, sizes)})
+        table[name] = table["condition"].map({condition.name: size[place]
+                                              for condition, size in zip(conditions, sizes)})
     return table
 
 
-def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = ""
+def _results(group: ConditionGroup, measured: Measurements, draw: int = 0, control: str = ""
              ) -> list[tuple[Condition, np.ndarray, np.ndarray]]:
     """Return the conditions of one set of vectors, then the contrast if there is one, with their
     results.
@@ -425,14 +428,14 @@ def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = "
     Returns:
         Conditions with their outcomes (N, K) and the mean sizes of their change (3,), see SIZES.
     """
-    conditions: list[Condition] = [*arms.conditions]
+    conditions: list[Condition] = [*group.conditions]
     after = [*measured.after[draw]]
     sizes = [*measured.sizes[draw].mean(axis=1)]
-    if arms.contrast is not None:
+    if group.contrast is not None:
         one, other, both = after
         # Unpatched outcomes plus the interaction: joint effect minus the sum of the single effects.
         after.append(measured.before + both - one - other + measured.before)
-        conditions.append(arms.contrast)
+        conditions.append(group.contrast)
         sizes.append(sizes[-1])
     return [(Condition(f"{condition.name}_{control}" if control else condition.name,
                        f"{condition.label}, {control}" if control else condition.label,
@@ -440,13 +443,14 @@ def _results(arms: Arms, measured: Measurements, draw: int = 0, control: str = "
             for condition, values, size in zip(conditions, after, sizes)]
 
 
-def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Arms]:
+def strongest(groups: Sequence[ConditionGroup], measured: Sequence[Measurements]
+              ) -> list[ConditionGroup]:
     """Return, for each combination of sources, a group with one condition: the one with the largest
     absolute mean change of the log-odds.
     """
     place = [outcome.name for outcome in DECISION_OUTCOMES].index("log_odds")
-    best: dict[tuple[VectorSource, ...], tuple[float, Arms]] = {}
-    for group, result in zip(arms, measured):
+    best: dict[tuple[VectorSource, ...], tuple[float, ConditionGroup]] = {}
+    for group, result in zip(groups, measured):
         changes = np.abs((result.after[0] - result.before)[..., place].mean(axis=1))
         for change, condition in zip(changes, group.conditions):
             if group.sources not in best or change > best[group.sources][0]:
@@ -455,19 +459,19 @@ def strongest(arms: Sequence[Arms], measured: Sequence[Measurements]) -> list[Ar
     return [group for _, group in best.values()]
 
 
-def decisions_table(arms: Sequence[Arms], measured: Sequence[Measurements],
+def decisions_table(groups: Sequence[ConditionGroup], measured: Sequence[Measurements],
                     seeds: Sequence[int]) -> pd.DataFrame:
     """Return the table ``decisions.csv``, with a row per condition and fork.
 
-    The columns are ``arm``, the name of the condition; ``seed``, the level seed of the fork; and
-    DECISION_OUTCOMES. Rows of the unpatched agent come first.
+    The columns are ``condition``, the name of the condition; ``seed``, the level seed of the fork;
+    and DECISION_OUTCOMES. Rows of the unpatched agent come first.
 
     Args:
         measured: measurements of each group at decision squares.
     """
     names = [outcome.name for outcome in DECISION_OUTCOMES]
     parts = [("unpatched", measured[0].before)]
-    for group, result in zip(arms, measured):
+    for group, result in zip(groups, measured):
         parts += zip((condition.name for condition in group.conditions), result.after[0])
-    return pd.concat([pd.DataFrame(values, columns=names).assign(arm=arm, seed=seeds)[
-        ["arm", "seed", *names]] for arm, values in parts], ignore_index=True)
+    return pd.concat([pd.DataFrame(values, columns=names).assign(condition=name, seed=seeds)[
+        ["condition", "seed", *names]] for name, values in parts], ignore_index=True)

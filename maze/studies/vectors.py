@@ -217,7 +217,7 @@ class OwnVectorOptions(Options):
     """Options for patches that add each level's own vector."""
 
     vectors: tuple[str, ...] = option(
-        (), "arms that add each level's own cheese vector or top right vector",
+        (), "conditions that add each level's own cheese vector or top right vector",
         choices=tuple(VECTOR_KINDS))
     coefficients: tuple[float, ...] | None = option(
         None, "coefficients of --vectors, one each; if not given, -1 for cheese and 1 for "

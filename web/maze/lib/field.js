@@ -8,7 +8,7 @@ const ACTIONS = 15
 const GROUPS = [0, 0, 0, 1, 4, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4]
 export const STAY = DIRECTIONS.indexOf('stay')
 
-/** Field of an arm, with arrays by the number of the square in the world. */
+/** Field of a condition, with arrays by the number of the square in the world. */
 export class Field {
   of = null // key: agent, maze, facing and patches, as text
 
@@ -89,11 +89,11 @@ export function meanStay(field) {
   return sum / count
 }
 
-/** Return all known outputs as CSV. arms: [[name, field]]; actions: names of the actions. */
-export function toCsv(maze, arms, actions) {
+/** Return all known outputs as CSV. conditions: [[name, field]]; actions: names of the actions. */
+export function toCsv(maze, conditions, actions) {
   const quoted = (text) => `"${text.replaceAll('"', '""')}"`
-  const lines = [['arm', 'row', 'column', 'value', ...actions.map((action) => `log_prob ${action}`)].map(quoted).join(',')]
-  for (const [name, field] of arms) {
+  const lines = [['condition', 'row', 'column', 'value', ...actions.map((action) => `log_prob ${action}`)].map(quoted).join(',')]
+  for (const [name, field] of conditions) {
     field.known.forEach((known, square) => {
       if (known !== 1) return
       const row = Math.floor(square / maze.dim)

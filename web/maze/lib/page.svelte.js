@@ -293,12 +293,12 @@ export class Page {
     this.#told.add(name)
   }
 
-  #hear({ fatal, job, arm, facing, squares, logProbs, values, maps, shown, complete, problem }) {
+  #hear({ fatal, job, condition, facing, squares, logProbs, values, maps, shown, complete, problem }) {
     if (fatal) this.error = `The networks cannot run in this browser: ${fatal}`
     if (job !== this.#job) return
-    if (squares && facing !== this.maze.facing) this.turned[arm].take(squares, logProbs, values)
+    if (squares && facing !== this.maze.facing) this.turned[condition].take(squares, logProbs, values)
     else if (squares) {
-      this.answers[arm].take(squares, logProbs, values)
+      this.answers[condition].take(squares, logProbs, values)
       this.answers = { ...this.answers }
     } else if (maps) this.maps = { layer: this.view.layer, original: maps[0], patched: maps[1] }
     if (complete) this.completed = this.#wanted

@@ -87,25 +87,25 @@ export class Walk {
     this.#page = page
   }
 
-  /** Episodes and forecasts by arm, {states, moves, fields, forecast}; null until all outputs are
+  /** Episodes and forecasts by condition, {states, moves, fields, forecast}; null until all outputs are
    * computed. */
-  arms = $derived.by(() => {
+  conditions = $derived.by(() => {
     const { maze, answers, turned, completed, inForce, view } = this.#page
     if (completed?.maze !== maze || completed.inForce !== inForce || completed.agent !== view.agent) return null
     const found = {}
-    for (const arm of ['original', 'patched']) {
-      if (!answers[arm]) continue
-      const fields = maze.facing ? [turned[arm], answers[arm]] : [answers[arm], turned[arm]]
-      found[arm] = { ...episode(maze, fields, view.seed, view.likely), fields, forecast: forecast(maze, fields) }
+    for (const condition of ['original', 'patched']) {
+      if (!answers[condition]) continue
+      const fields = maze.facing ? [turned[condition], answers[condition]] : [answers[condition], turned[condition]]
+      found[condition] = { ...episode(maze, fields, view.seed, view.likely), fields, forecast: forecast(maze, fields) }
     }
     return found
   })
-  length = $derived(this.arms ? Math.max(...Object.values(this.arms).map(({ states }) => states.length)) : 1)
+  length = $derived(this.conditions ? Math.max(...Object.values(this.conditions).map(({ states }) => states.length)) : 1)
 
-  /** Return an arm at the shown step: {square, facing, move, step, probs, isOver, trail}; null if
+  /** Return a condition at the shown step: {square, facing, move, step, probs, isOver, trail}; null if
    * unknown. */
-  at(arm) {
-    const walked = this.arms?.[arm]
+  at(condition) {
+    const walked = this.conditions?.[condition]
     if (!walked) return null
     const step = Math.min(this.view.step, walked.states.length - 1)
     const [square, facing] = [walked.states[step] >> 1, walked.states[step] & 1]

@@ -2,7 +2,7 @@
 //
 // It receives {wasm: bytes}, {agent: number, layers, weights}, {stamps: mode, arrays}, and jobs,
 // {job: number, agent, maze, patches, layer}; a newer job cancels an older one. It posts {job,
-// maps}; {job, arm, facing, squares, logProbs, values}, first for the maze's facing; {job, shown:
+// maps}; {job, condition, facing, squares, logProbs, values}, first for the maze's facing; {job, shown:
 // milliseconds} when this facing is complete; {job, complete: true}; {job, problem: message}; and
 // {fatal: message}.
 
@@ -110,14 +110,14 @@ async function work({ job, agent, maze, patches, layer }) {
   if (saved.of !== key) saved = { of: key, at: new Map(), bytes: 0 }
   let last = begin
   for (const facing of [maze.facing, 1 - maze.facing]) {
-    const arms = [['original', fieldOf(`${key} ${facing}`)]]
-    if (patches.length) arms.push(['patched', fieldOf(`${key} ${facing} ${JSON.stringify(patches)}`)])
+    const conditions = [['original', fieldOf(`${key} ${facing}`)]]
+    if (patches.length) conditions.push(['patched', fieldOf(`${key} ${facing} ${JSON.stringify(patches)}`)])
     let fresh = []
     const tell = () => {
-      for (const [arm, known] of arms) {
+      for (const [condition, known] of conditions) {
         const logProbs = new Float32Array(fresh.length * ACTIONS)
         fresh.forEach((square, n) => logProbs.set(known.get(square).logProbs, n * ACTIONS))
-        postMessage({ job, arm, facing, squares: fresh, logProbs, values: fresh.map((square) => known.get(square).value) })
+        postMessage({ job, condition, facing, squares: fresh, logProbs, values: fresh.map((square) => known.get(square).value) })
       }
       fresh = []
     }
@@ -128,7 +128,7 @@ async function work({ job, agent, maze, patches, layer }) {
         if (job !== newest) return
         last = performance.now()
       }
-      run(network, () => frameOf(square, facing), () => changes(square, facing), arms.map(([, known]) => known), square, facing)
+      run(network, () => frameOf(square, facing), () => changes(square, facing), conditions.map(([, known]) => known), square, facing)
       fresh.push(square)
     }
     tell()

@@ -1,4 +1,5 @@
-"""Options of steering vectors on mazes: vectors, arms, and the forks on which they can be computed.
+"""Options of steering vectors on mazes: vectors, groups of conditions, and the forks on which
+they can be computed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from maze.level.grid import FORK, kind_of
 from maze.level.levels import chosen_levels, draw_levels
 from maze.level.options import MazeOptions, region
 from maze.level.state import WORLD_DIMS, MazeState, game_of
-from maze.studies.steering import CONTROL_KINDS, Arms, VectorSource
+from maze.studies.steering import CONTROL_KINDS, ConditionGroup, VectorSource
 from maze.studies.vectors import (
     CHEESE,
     FIXED,
@@ -42,7 +43,7 @@ COMPOSED = (-1.0, 1.0)  # coefficients of the cheese and the top right vector
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ArmOptions(MazeOptions):
+class GroupOptions(MazeOptions):
     """Options for the vectors that are added, and their controls."""
 
     num_mazes: int = redefine(MazeOptions, "num_mazes", default=400)
@@ -53,7 +54,7 @@ class ArmOptions(MazeOptions):
                         "activations in the first minus activations in the second",
         metavar="VECTOR")
     coefficients: tuple[float, ...] | None = option(
-        None, f"coefficients of the vectors, one arm each; {COEFFICIENTS} if not given",
+        None, f"coefficients of the vectors, one condition each; {COEFFICIENTS} if not given",
         metavar="C")
     layers: tuple[str, ...] | None = option(
         None, f"layers to add vectors to; {EACH}: every layer separately, {ALL}: all layers at "
@@ -84,7 +85,7 @@ class ArmOptions(MazeOptions):
            "condition is reported", type=from_zero, metavar="FORKS")
 
 
-def parse_vectors(options: ArmOptions, policy: Policy
+def parse_vectors(options: GroupOptions, policy: Policy
                   ) -> tuple[list[VectorKind], dict[str, SteeringVector]]:
     """Determine the steering vectors of the options.
 
@@ -126,9 +127,9 @@ def parse_vectors(options: ArmOptions, policy: Policy
         options.vector, options.distribution_mode, options.use_backgrounds))
 
 
-def make_arms(options: ArmOptions, policy: Policy, kinds: Sequence[VectorKind],
-              given: Sequence[str]) -> list[Arms]:
-    """Return the conditions (arms) of the options, grouped by layer and source of vectors.
+def make_groups(options: GroupOptions, policy: Policy, kinds: Sequence[VectorKind],
+                given: Sequence[str]) -> list[ConditionGroup]:
+    """Return the conditions of the options, grouped by layer and source of vectors.
 
     Args:
         kinds: kinds of the vectors; empty for a file or a pair of levels.
@@ -147,12 +148,12 @@ def make_arms(options: ArmOptions, policy: Policy, kinds: Sequence[VectorKind],
     for values in (layers, sources, () if options.compose else coefficients):
         if len(set(values)) < len(values):
             raise UserError(f"one of {' '.join(map(str, values))} is given twice")
-    arms = []
+    groups = []
     for layer in layers:
         at = f" at {layer}" if len(layers) > 1 else ""
         if options.compose:
             one, other = coefficients
-            arms.append(Arms(
+            groups.append(ConditionGroup(
                 f"compose_{layer}", layer, tuple(VectorSource(kind, OWN) for kind in kinds),
                 (Condition(f"{CHEESE.name}_{layer}", f"cheese {one:+g}{at}", "", value=(one, 0.0)),
                  Condition(f"{TOP_RIGHT.name}_{layer}", f"top right {other:+g}{at}", "",
@@ -160,12 +161,11 @@ def make_arms(options: ArmOptions, policy: Policy, kinds: Sequence[VectorKind],
                  Condition(f"both_{layer}", f"both{at}", "", value=(one, other))),
                 Condition(f"interaction_{layer}", f"interaction{at}", "")))
         else:
-            arms += [Arms(f"{source}_{layer}", layer,
-                          (VectorSource(kinds[0] if kinds else None, source),),
-                          tuple(Condition(f"{source}_{layer}_{c:+g}", f"{source} {c:+g}{at}", "",
-                                          value=(c,)) for c in coefficients))
-                     for source in sources]
-    return arms
+            groups += [ConditionGroup(
+                f"{source}_{layer}", layer, (VectorSource(kinds[0] if kinds else None, source),),
+                tuple(Condition(f"{source}_{layer}_{c:+g}", f"{source} {c:+g}{at}", "",
+                                value=(c,)) for c in coefficients)) for source in sources]
+    return groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +190,8 @@ class Forks:
         return self.reported + self.choosing
 
 
-def choose_forks(options: ArmOptions, kinds: Sequence[VectorKind], arms: Sequence[Arms]) -> Forks:
+def choose_forks(options: GroupOptions, kinds: Sequence[VectorKind],
+                 groups: Sequence[ConditionGroup]) -> Forks:
     """Choose the forks on which all vectors can be computed.
 
     Raises:
@@ -199,7 +200,7 @@ def choose_forks(options: ArmOptions, kinds: Sequence[VectorKind], arms: Sequenc
     forks, num_levels = find_forks(options, kinds)
     pool = draw_levels(game_of(forks), {state.level_seed for state in forks}, options.num_sources,
                        options.seed)
-    sources = {(source.kind, source.source) for group in arms for source in group.sources
+    sources = {(source.kind, source.source) for group in groups for source in group.sources
                if source.kind is not None and source.source not in (OWN, MEAN)}
     forks = [state for state in forks if all(
         source_level(kind, source, state, pool, options.seed) for kind, source in sources)]
@@ -208,7 +209,7 @@ def choose_forks(options: ArmOptions, kinds: Sequence[VectorKind], arms: Sequenc
     return Forks(forks[:end], forks[end:], pool, num_levels - len(forks))
 
 
-def find_forks(options: ArmOptions, kinds: Sequence[VectorKind]) -> tuple[list[MazeState], int]:
+def find_forks(options: GroupOptions, kinds: Sequence[VectorKind]) -> tuple[list[MazeState], int]:
     """Return the forks with room for the vectors, and the number of levels that were selected.
 
     The top right vector needs a maze that does not fill the world. Without ``levels``, only
