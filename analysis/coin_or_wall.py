@@ -17,6 +17,7 @@ A killed run resumes after the last finished condition, and shards divide the co
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -165,12 +166,16 @@ def marked_squares(config: EnvConfig, levels: Sequence[tuple[int, int]], places:
                    ) -> dict[int, tuple[int, int]]:
     """Return row and column of the coin at a place in each level, by the level's number."""
     edit, marks = edit_of(places, 1), {}
-    states = first_states(config, [level for _, level in levels])
-    for (number, _), (data, _) in zip(levels, states):
+    for (number, _), data in zip(levels, _starts(config, tuple(level for _, level in levels))):
         square = coin_of(LevelState.parse(edit(data)))
         assert square is not None
         marks[number] = square
     return marks
+
+
+@functools.lru_cache(maxsize=1)
+def _starts(config: EnvConfig, levels: tuple[int, ...]) -> list[bytes]:
+    return [data for data, _ in first_states(config, levels)]
 
 
 def row_of(episode: Episode, mark: tuple[int, int], end: tuple[int, int], setting: Setting,

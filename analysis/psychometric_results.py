@@ -18,6 +18,8 @@ threshold is the gap at which p(g) = 0.5.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import pandas as pd
@@ -32,6 +34,7 @@ from common.tables import markdown_table
 from envs.corridor import COIN_LOOK, CRATE, ENEMY, INVISIBLE, NOTHING, PIT, SAW, SPEED, Corridor
 from stats.bootstrap import ClusterBootstrap
 from stats.effects import Condition, Outcome, paired_effects
+from stats.forest_plot import name_rows
 from stats.report import bold, format_interval, format_p
 from stats.significance import LEVEL, holm, share
 
@@ -63,6 +66,7 @@ SCENE_LABELS = {
     "saw_up_2": "saw 2 squares above the ground"}
 _BASIC = (NOTHING, SAW, ENEMY, CRATE, "pit_4")
 _PLAYED = (*_BASIC, "crates_3", "pit_6", "saw_like_crate", "crate_like_saw", "saw_invisible")
+_CUES = ("crate_like_saw", "saw_like_crate")
 LESIONED = tuple(SCENES[name] for name in _BASIC)
 
 
@@ -130,6 +134,11 @@ def label_of(name: str) -> str:
     """Return the label of a condition, such as "saw, standing"."""
     player, _, scene = name.partition("_")
     return SCENE_LABELS.get(scene, scene) + PLAYER_LABELS[player]
+
+
+def _intact(scenes: Iterable[str], measured: Collection[str]) -> list[str]:
+    """Return the names of the conditions of the intact agent that are among those measured."""
+    return [name for name in (f"{INTACT}_{scene}" for scene in scenes) if name in measured]
 
 
 def curve(gap: np.ndarray, parameters: np.ndarray) -> np.ndarray:
@@ -200,11 +209,12 @@ def thresholds(walks: dict[str, pd.DataFrame], seed: int) -> pd.DataFrame:
         ``num_levels``. Rows by theme of the ground have names such as "intact_saw, ground 0".
     """
     parts = dict(walks)
-    for name in (f"{INTACT}_{SAW}", f"{INTACT}_{CRATE}"):
+    for name in _intact((SAW, CRATE), walks):
         parts |= {f"{name}, ground {ground}": table
                   for ground, table in walks[name].groupby("ground")
                   if table["number"].nunique() >= MIN_GROUND}
-    return pd.DataFrame([_threshold_row(name, table, seed) for name, table in parts.items()])
+    return pd.DataFrame([_threshold_row(name, table, seed) for name, table in parts.items()],
+                        columns=None if walks else ["condition", "threshold"])
 
 
 def _threshold_row(name: str, table: pd.DataFrame, seed: int) -> dict:
@@ -258,7 +268,7 @@ def comparisons(names: set[str]) -> list[tuple[str, str]]:
     pairs += [(f"{INTACT}_{SAW}", f"{INTACT}_{scene}") for scene in SCENES
               if scene.startswith("saw_")]
     pairs += [(f"{INTACT}_{CRATE}", f"{INTACT}_{scene}")
-              for scene in ("saw_like_crate", "crate_like_saw")]
+              for scene in _CUES]
     pairs += [(f"{STANDS}_{NOTHING}", f"{STANDS}_{scene}") for scene in _BASIC[1:]]
     pairs += [(f"{INTACT}_{scene}", f"{player}_{scene}")
               for player in (STANDS, RESET_ALWAYS, MOVED, EDITED, BLIND) for scene in _BASIC]
@@ -291,6 +301,8 @@ def effects(walks: dict[str, pd.DataFrame], plays: dict[str, pd.DataFrame], seed
             condition: Condition = Condition(f"{before}:{after}", label, "")
             tables.append(paired_effects([condition], [OUTCOMES[name] for name in columns], first,
                                          second[None], seed).assign(num_levels=len(pair)))
+    if not tables:
+        return pd.DataFrame(columns=["arm", "outcome", "effect", "claimed"])
     table = pd.concat(tables, ignore_index=True)
     table["p_holm"] = holm(table["p"])
     table["claimed"] = ((table["low_95"] > 0) | (table["high_95"] < 0)) & (
@@ -298,16 +310,34 @@ def effects(walks: dict[str, pd.DataFrame], plays: dict[str, pd.DataFrame], seed
     return table
 
 
-def headline(table: pd.DataFrame, success: pd.DataFrame) -> str:
-    """Return the answer in one sentence, with what would be right."""
-    rows = table.set_index("condition")
-    script = success[(success["condition"] == f"{SCRIPT}_{SAW}") & (success["share"] > 0.5)]
-    right = (f"a single jump passes the saw from {script['gap'].min():.1f} to "
-             f"{script['gap'].max():.1f}" if len(script) else "no jump passes the saw")
-    found = ", ".join(f"{_threshold(rows.loc[name])} ({label_of(name)})"
-                      for name in (f"{INTACT}_{scene}" for scene in _BASIC[1:]))
-    return (f"The walking agent jumps with probability 0.5 at a gap, in squares, of {found}; "
-            f"{right}.")
+def headline(table: pd.DataFrame, success: pd.DataFrame, differences: pd.DataFrame) -> str:
+    """Return the answer in one sentence, with what would be right, as far as it was measured."""
+    rows, parts = table.set_index("condition"), []
+    found = [f"{_threshold(rows.loc[name])} ({label_of(name)})"
+             for name in _intact((*_BASIC[1:], *_CUES), rows.index)]
+    if found:
+        parts.append("the walking agent jumps with probability 0.5 at a gap, in squares, of "
+                     + ", ".join(found))
+    script = success[success["condition"] == f"{SCRIPT}_{SAW}"]
+    passes = script[script["share"] > 0.5]["gap"]
+    if len(script):
+        parts.append(f"a single jump passes the saw from {passes.min():.1f} to {passes.max():.1f}"
+                     if len(passes) else "no jump passes the saw")
+    first = success[success["step"] == 0].set_index("condition")
+    deaths = [f"{label_of(name)} {_deaths(first.loc[name])}"
+              for name in _intact((SAW, "saw_like_crate", "saw_invisible"), first.index)]
+    if deaths:
+        compared = differences[(differences["outcome"] == "died") & (
+            differences["arm"] == f"{INTACT}_{SAW}:{INTACT}_saw_like_crate")]
+        few = "" if compared["claimed"].all() else " (too few levels to tell)"
+        parts.append(f"deaths from 8 squares on: {', '.join(deaths)}{few}")
+    answer = "; ".join(parts) or "see the table"
+    return f"{answer[:1].upper()}{answer[1:]}."
+
+
+def _deaths(row: pd.Series) -> str:
+    share, low, high = 100 * row[["died", "died_low", "died_high"]].to_numpy(float)
+    return f"{share:.0f} % ({low:.0f} to {high:.0f})"
 
 
 def _threshold(row: pd.Series, form: str = ".2f") -> str:
@@ -319,7 +349,8 @@ def report_of(table: pd.DataFrame, success: pd.DataFrame, differences: pd.DataFr
     """Return the report in Markdown."""
     labels = {key: outcome.label for key, outcome in OUTCOMES.items()}
     return "\n".join([
-        "# At what distance does it see?", "", f"{description}.", "", headline(table, success), "",
+        "# At what distance does it see?", "", f"{description}.", "",
+        headline(table, success, differences), "",
         "Psychometric functions: threshold (gap in squares at which P(jump) is 0.5) and slope "
         "(fall of P(jump) per square there) with 95 % bootstrap intervals over levels; "
         '"none" if fewer than 95 % of the resamplings have a threshold.', "",
@@ -350,52 +381,87 @@ _STYLES = ((DARK_GREY, "-"), (VERMILION, "-"), (PURPLE, "--"), (ORANGE, "-"), (B
            (GREEN, "-"), (SKY_BLUE, "--"))
 
 
+_PANELS = (  # column, title, farthest gap, conditions of the intact agent and of others
+    ("jump", "objects", 6.5, _intact(_BASIC, WALKS)),
+    ("jump", "which cue? look and place of a saw or crate", 2.5, _intact(
+        (NOTHING, SAW, "crate_like_saw", CRATE, "saw_like_crate", "saw_like_coin", "saw_up_2"),
+        WALKS)),
+    ("jump", "height of crates, width of pits", 2.5, _intact(
+        (NOTHING, CRATE, "crates_2", "crates_3", "pit_2", "pit_4", "pit_6"), WALKS)),
+    ("value", "value of the same frames", 6.5, _intact(_BASIC, WALKS)),
+    ("jump", "a saw: lesions, and standing still", 2.5, [
+        f"{player}_{SAW}" for player in (BLIND, INTACT, STANDS, RESET_ALWAYS, MOVED, EDITED)]))
+
+
 def plot(walks: dict[str, pd.DataFrame], plays: dict[str, pd.DataFrame], table: pd.DataFrame,
          title: str, seed: int) -> Figure:
-    """Draw psychometric functions of objects, cues and lesions; values; and success."""
-    figure = Figure(figsize=(14, 8), layout="constrained")
-    axes = figure.subplots(2, 3)
-    panels = (
-        (axes[0, 0], "jump", "objects", [f"{INTACT}_{name}" for name in _BASIC]),
-        (axes[0, 1], "jump", "which cue? look and place of a saw or crate", [
-            f"{INTACT}_{name}" for name in (NOTHING, SAW, "crate_like_saw", CRATE,
-                                            "saw_like_crate", "saw_like_coin", "saw_up_2")]),
-        (axes[0, 2], "jump", "height of crates, width of pits", [
-            f"{INTACT}_{name}" for name in (NOTHING, CRATE, "crates_2", "crates_3", "pit_2",
-                                            "pit_4", "pit_6")]),
-        (axes[1, 0], "value", "value of the same frames", [f"{INTACT}_{name}" for name in _BASIC]),
-        (axes[1, 1], "jump", "a saw: lesions, and standing still", [
-            f"{player}_{SAW}" for player in (BLIND, INTACT, STANDS, RESET_ALWAYS, MOVED, EDITED)]))
-    for place, column, heading, names in panels:
+    """Draw psychometric functions of objects, cues and lesions; values; and survival, or deaths if
+    no script played. A panel whose measured conditions are in earlier panels is left out."""
+    panels: list[tuple[str, str, float, list[str]]] = []
+    shown: set[tuple[str, str]] = set()
+    for panel in _PANELS:
+        curves = {(panel[0], name) for name in panel[3] if name in walks}
+        if not curves <= shown:
+            panels.append(panel)
+        shown |= curves
+    scripted = [name for name in (SAW, ENEMY, "pit_4")
+                if {f"{INTACT}_{name}", f"{SCRIPT}_{name}"} <= set(plays)]
+    number = len(panels) + bool(plays)
+    num_rows = 1 if number <= 3 else 2
+    num_columns = max(1, math.ceil(number / num_rows))
+    figure = Figure(figsize=(14 / 3 * num_columns, 4 * num_rows), layout="constrained")
+    axes = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+    for unused in axes[number:]:
+        unused.set_axis_off()
+    for place, (column, heading, farthest, names) in zip(axes, panels):
         for (colour, style), name in zip(_STYLES, names):
             if name in walks:
                 _draw_curve(place, walks[name], column, label_of(name), colour, style, seed)
-        place.set(xlim=(6.5 if place in axes[:, 0] else 2.5,
-                        -1 if any("pit" in name for name in names) else -0.05),
+        place.set(xlim=(farthest, -1 if any("pit" in name for name in names if name in walks)
+                        else -0.05),
                   xlabel="squares of free ground in front of the player",
                   ylabel="value (return)" if column == "value" else "P(jump)")
         place.set_title(heading, fontsize=10)
         place.legend(fontsize=8, loc="best" if column == "value" else "upper left")
         if column == "jump":
             place.set_ylim(-0.03, 1.03)
-    for colour, name in zip((VERMILION, PURPLE, BLUE), (SAW, ENEMY, "pit_4")):
-        for player, style, text in ((INTACT, "-", "agent plays on"),
-                                    (SCRIPT, "--", "jump at once")):
-            part = successes({name: plays[f"{player}_{name}"]})
-            axes[1, 2].errorbar(
-                part["gap"], 1 - part["died"], yerr=np.maximum(
-                    0, [part["died_high"] - part["died"], part["died"] - part["died_low"]]),
-                fmt="o" + style, color=colour, markersize=3, linewidth=1.2,
-                label=f"{label_of(f'{INTACT}_{name}')}: {text}")
-    axes[1, 2].set(xlim=(8.6, -0.4), ylim=(-0.03, 1.03), ylabel="share of levels survived",
-                   xlabel="squares of free ground from which the player goes on")
-    axes[1, 2].set_title("what would have been right? survival from each distance", fontsize=10)
-    axes[1, 2].legend(fontsize=8, loc="lower right")
+    if scripted:
+        _draw_survival(axes[number - 1], plays, scripted)
+    elif plays:
+        _draw_deaths(axes[number - 1], successes(plays))
     rows = table.set_index("condition")
     figure.suptitle(f"{title}: squares of free ground at which P(jump) is 0.5\n" + "; ".join(
         f"{label_of(name)} {_threshold(rows.loc[name])}"
-        for name in (f"{INTACT}_{scene}" for scene in _BASIC[1:])), fontsize=12)
+        for name in _intact(_BASIC[1:], rows.index)), fontsize=12)
     return figure
+
+
+def _draw_survival(axes: Axes, plays: dict[str, pd.DataFrame], scenes: Iterable[str]) -> None:
+    """Draw the survival of the agent and of the script from each distance."""
+    colours = {SAW: VERMILION, ENEMY: PURPLE, "pit_4": BLUE}
+    for name in scenes:
+        for player, style, text in ((INTACT, "-", "agent plays on"),
+                                    (SCRIPT, "--", "jump at once")):
+            part = successes({name: plays[f"{player}_{name}"]})
+            axes.errorbar(
+                part["gap"], 1 - part["died"], yerr=np.maximum(
+                    0, [part["died_high"] - part["died"], part["died"] - part["died_low"]]),
+                fmt="o" + style, color=colours[name], markersize=3, linewidth=1.2,
+                label=f"{label_of(f'{INTACT}_{name}')}: {text}")
+    axes.set(xlim=(8.6, -0.4), ylim=(-0.03, 1.03), ylabel="share of levels survived",
+             xlabel="squares of free ground from which the player goes on")
+    axes.set_title("what would have been right? survival from each distance", fontsize=10)
+    axes.legend(fontsize=8, loc="lower right")
+
+
+def _draw_deaths(axes: Axes, success: pd.DataFrame) -> None:
+    """Draw the share of levels in which the player dies from 8 squares on."""
+    part = success[success["step"] == 0]
+    ends = np.maximum(0, [part["died"] - part["died_low"], part["died_high"] - part["died"]])
+    axes.errorbar(part["died"], range(len(part)), xerr=ends, fmt="o", color=VERMILION, capsize=3)
+    name_rows(axes, [label_of(name) for name in part["condition"]])
+    axes.set(xlim=(-0.03, 1.03), xlabel="share of levels")
+    axes.set_title("deaths from 8 squares on", fontsize=10)
 
 
 def _draw_curve(axes: Axes, table: pd.DataFrame, column: str, label: str, colour: str,

@@ -13,8 +13,10 @@ A killed run resumes after the last finished condition, and shards divide the co
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,7 @@ from analysis.psychometric_results import (
 from analysis.questions import QuestionOptions
 from common.cli import count
 from common.devices import Compute
+from common.errors import UserError, nearest
 from common.game_constants import ACTION_DIRECTIONS, NUM_ACTIONS
 from common.options import ShardOptions, command, option
 from common.palette import DPI
@@ -80,9 +83,17 @@ WALK_STEPS = 20  # steps until the player has passed the near edge
 STAND_STEPS = 4  # steps for which the player stands before its policy is read
 STAND_GAPS = np.arange(0, 6, 0.5)
 PLAY_STEPS = 96
-RELEASE_GAPS = (8, 6, 5, 4, 2, 1, 0.5, 0)  # squares at which the agent takes over
+START_GAP = 8.0  # squares at which every walk and play begins
 NUM_ROTATIONS = 5
 ON_GROUND = 0.01
+
+
+def gap_of(text: str) -> float:
+    """argparse type: squares between the player and the object, at most START_GAP."""
+    value = float(text)
+    if not 0 <= value <= START_GAP:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {START_GAP:g}, not {text}")
+    return value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,6 +103,12 @@ class PsychometricOptions(QuestionOptions, ShardOptions):
 
     edited_file: Path | None = option(
         None, "edited agent to compare, for example from attribution.choose_edits")
+    conditions: tuple[str, ...] | None = option(
+        None, "walks and plays to measure, named like their files, for example walks/intact_saw "
+              "plays/script_saw; all by default")
+    releases: tuple[float, ...] = option(
+        (8, 6, 5, 4, 2, 1, 0.5, 0), "squares from which agent and script also go on in corridors "
+        "with a saw, an enemy, a crate or a pit; 8 alone is the fastest", type=gap_of)
     num_episodes: int = option(60, "number of unseen levels, whose themes the corridors have",
                                type=count)
     output_dir: Path = option(Path("analysis/psychometrics"), "folder to write to")
@@ -102,7 +119,8 @@ def measure_psychometrics(options: PsychometricOptions) -> pd.DataFrame | None:
     """Measure all conditions, write all files and return the table of thresholds; None for a shard.
 
     Raises:
-        UserError: if the game is not CoinRun, or there are too few levels.
+        UserError: if the game is not CoinRun, there are too few levels, or there is no condition of
+            a given name.
     """
     config, compute = options.unseen_levels(), options.compute
     check_starts(options.num_episodes, "--num_episodes")
@@ -110,12 +128,11 @@ def measure_psychometrics(options: PsychometricOptions) -> pd.DataFrame | None:
               for path in (options.agent_file, options.edited_file) if path is not None]
     levels = config.draw_levels(options.num_episodes, options.seed)
     players = Players(agents[0], agents[1] if len(agents) > 1 else None, compute, config,
-                      tuple(levels), options.seed, options.num_envs)
-    units = [(entry, name) for entry, settings in ((WALK, WALKS), (PLAY, PLAYS))
-             for name, setting in settings.items() if players.has(setting.player)]
+                      tuple(levels), options.seed, options.num_envs, options.releases)
+    units = players.conditions(options.conditions)
     store = ResultStore(options.output_dir, PSYCHOMETRICS)
     store.open({
-        **options.settings(config), "num_episodes": len(levels),
+        **options.settings(config), "num_episodes": len(levels), "releases": list(options.releases),
         "edited_sha256": options.edited_file and agent_sha256(options.edited_file)},
         options.overwrite, options.shard,
         {"conditions": [f"{entry} {name}" for entry, name in units]}, options.join)
@@ -137,6 +154,7 @@ class Players:
         policy, edited: the agent, and an edited agent.
         levels: level seeds, which also draw the themes.
         num_slots: number of corridors played in parallel.
+        releases: squares from which agent and script also go on, see ``Setting.releases``.
     """
 
     policy: Policy
@@ -146,11 +164,26 @@ class Players:
     levels: tuple[int, ...]
     seed: int
     num_slots: int
+    releases: tuple[float, ...] = ()
 
     def has(self, player: str) -> bool:
-        """Return whether there is such an player: an edited agent, and a memory to change."""
+        """Return whether there is such a player: an edited agent, and a memory to change."""
         return {EDITED: self.edited is not None, RESET_ALWAYS: self.policy.recurrent,
                 MOVED: self.policy.recurrent}.get(player, True)
+
+    def conditions(self, chosen: Sequence[str] | None) -> list[tuple[str, str]]:
+        """Return entry and key of the conditions with the given names; None for all.
+
+        Raises:
+            UserError: if there is no condition of a name.
+        """
+        units = {f"{entry}s/{name}": (entry, name)
+                 for entry, settings in ((WALK, WALKS), (PLAY, PLAYS))
+                 for name, setting in settings.items() if self.has(setting.player)}
+        for name in chosen or ():
+            if name not in units:
+                raise UserError(f"--conditions: this agent has no '{name}'{nearest(name, units)}")
+        return [unit for name, unit in units.items() if chosen is None or name in chosen]
 
     def walks(self, setting: Setting) -> pd.DataFrame:
         """Read the policy while the player walks to the object, or stands in front of it.
@@ -173,9 +206,9 @@ class Players:
 
     def _read(self, player: str, scene: Corridor, action: int, num_steps: int) -> pd.DataFrame:
         tables, last = [], -2 * REACH[0] if scene.kind == PIT else 0
-        for condition in self._conditions(player, scene, [action] * num_steps):
+        for condition in self._altered(player, scene, [action] * num_steps):
             rows: list[tuple] = []
-            for episode in self._play(condition, num_steps):
+            for episode in self._play([condition], num_steps)[0]:
                 jump = np.exp(episode.log_probs)[:, JUMPS].sum(axis=1)
                 gap = gaps(episode.positions, scene)
                 rows += [(episode.number, episode.level_seed, self._grounds[episode.number], step,
@@ -196,13 +229,13 @@ class Players:
         """
         scene, rows = setting.scene, []
         closing = SPEED + (ENEMY_SPEED if scene.kind == ENEMY else 0)
-        distances = RELEASE_GAPS if setting.releases else RELEASE_GAPS[:1]
-        for walked in dict.fromkeys(int((RELEASE_GAPS[0] - gap) / closing) for gap in distances):
-            actions = [RIGHT] * walked
-            if setting.player == SCRIPT:
-                actions += [UPRIGHT] + [RIGHT] * PLAY_STEPS
-            [condition, *_] = self._conditions(setting.player, scene, actions)
-            for episode in self._play(condition, PLAY_STEPS):
+        walks = sorted({0, *(int((START_GAP - gap) / closing) for gap in self.releases
+                             if setting.releases)})
+        jump = [UPRIGHT] + [RIGHT] * PLAY_STEPS if setting.player == SCRIPT else []
+        conditions = [self._altered(setting.player, scene, [RIGHT] * walked + jump)[0]
+                      for walked in walks]
+        for walked, episodes in zip(walks, self._play(conditions, PLAY_STEPS)):
+            for episode in episodes:
                 gap = gaps(episode.positions, scene)
                 solved = bool(episode.level_complete)
                 rows.append((episode.number, episode.level_seed, walked, gap[walked] if len(gap)
@@ -210,15 +243,14 @@ class Players:
                              and not solved), takeoff(episode.positions, gap)))
         return pd.DataFrame(rows, columns=list(PLAYED))
 
-    def _play(self, condition: Condition, num_steps: int) -> list[Episode]:
+    def _play(self, conditions: Sequence[Condition], num_steps: int) -> list[Sequence[Episode]]:
         testbed = Testbed(
             self.policy, self.compute, self.config, self.levels, self.seed, self.num_slots,
             options=PlayOptions(keep_frames=False, keep_positions=True, max_steps=num_steps))
-        [played] = testbed.play([condition])
-        return list(played.episodes)
+        return [played.episodes for played in testbed.play(conditions)]
 
-    def _conditions(self, player: str, scene: Corridor, actions: list[int]) -> list[Condition]:
-        """Return the conditions over which an player is averaged; only MOVED has several."""
+    def _altered(self, player: str, scene: Corridor, actions: list[int]) -> list[Condition]:
+        """Return the conditions over which a player is averaged; only MOVED has several."""
         policy = {EDITED: self.edited, BLIND: self._blind, SCRIPT: self._blind}.get(player)
         edit: dict[str, Any] = {"edit": scene, "edit_every_step": scene.repeated,
                                 "policy": policy, "actions": actions}
@@ -255,12 +287,12 @@ class Players:
         the changes by a reset at every step."""
         walks: list[Condition] = [Condition(INTACT, edit=scene, actions=[RIGHT] * WALK_STEPS)
                                   for scene in LESIONED]
-        states = [episode.hidden_states for walk in walks
-                  for episode in self._play(walk, WALK_STEPS)]
+        states = [episode.hidden_states for episodes in self._play(walks, WALK_STEPS)
+                  for episode in episodes]
         std = torch.from_numpy(np.concatenate(states).std(axis=0)).to(self.compute.device)
         resets = [self._reset(std) for _ in walks]
         for walk, reset in zip(walks, resets):
-            self._play(dataclasses.replace(walk, alter_state=reset), WALK_STEPS)
+            self._play([dataclasses.replace(walk, alter_state=reset)], WALK_STEPS)
         return std, (sum(reset.moved.sum() for reset in resets)
                      / sum(reset.num_steps.sum() for reset in resets))
 
@@ -306,7 +338,7 @@ def write_results(store: ResultStore, units: list[tuple[str, str]], options: Psy
         f"{title} in corridors with the themes of {options.num_episodes} unseen levels")))
     with store.file("figure") as path:
         plot(walks, plays, table, title, options.seed).savefig(path, dpi=DPI)
-    print(f"{headline(table, success)}\nwrote {store.file_of('report')}")
+    print(f"{headline(table, success, differences)}\nwrote {store.file_of('report')}")
     return table
 
 

@@ -202,7 +202,7 @@ class LevelSlots:
     def player(self, slot: int) -> np.void | None:
         """Return a slot's player, a record of ``envs.level_state.ENTITY``; None if it is empty."""
         state = self.state(slot)
-        return None if state is None else LevelState.parse(state).player
+        return None if state is None else LevelState.parse(state, checked=False).player
 
     def person_view(self, slot: int) -> np.ndarray:
         """Return the 512-pixel view, uint8 (512, 512, C); black after the end of the episode.

@@ -23,6 +23,7 @@ from analysis.psychometric_results import (
     Setting,
     curve,
     fit_curve,
+    plot,
     threshold_of,
     thresholds,
 )
@@ -185,7 +186,7 @@ def planted_agent() -> Policy:
 
 
 def players_of(policy: Policy) -> Players:
-    return Players(policy, None, FLOAT32, HARD, LEVELS, 0, 16)
+    return Players(policy, None, FLOAT32, HARD, LEVELS, 0, 16, (8, 0))
 
 
 def test_a_planted_agent_jumps_at_its_distance_and_a_blind_one_at_none():
@@ -221,36 +222,44 @@ def test_the_script_passes_where_a_jump_is_right_and_a_disguise_deceives():
     assert set(hidden["step"]) == {0} and hidden["died"].mean() == 1
 
 
-def test_the_study_of_a_blind_agent_in_shards_finds_no_threshold(tmp_path, monkeypatch):
-    """Joined shards equal a run with another number of slots; conditions are left out for speed."""
+def test_the_study_of_a_blind_agent_in_shards_finds_no_threshold(tmp_path, monkeypatch, capsys):
+    """Joined shards equal a run with another number of slots; a run with fewer conditions reports
+    these alone; an unknown one is refused."""
     agent, folder = tmp_path / "blind.pth", tmp_path / "study"
     save_agent(agent, blind_policy(LOGITS), origin=AgentOrigin(
         env_name="coinrun", distribution_mode="hard", use_backgrounds=False))
-    names = [f"intact_{scene}" for scene in ("nothing", "saw", "enemy", "crate", "pit_4")]
-    walks = {name: WALKS[name] for name in (*names, "stands_nothing", "stands_saw")}
-    plays = {f"{player}_{scene}": PLAYS[f"{player}_{scene}"] for player in (INTACT, SCRIPT)
-             for scene in ("saw", "enemy", "pit_4")}
-    for name, value in (("WALKS", walks), ("PLAYS", plays), ("RELEASE_GAPS", (8, 0)),
-                        ("STAND_GAPS", np.arange(0, 2, 0.5))):
-        monkeypatch.setattr(psychometrics, name, value)
+    walks = ["intact_nothing", "intact_saw", "intact_pit_4", "stands_nothing", "stands_saw"]
+    plays = ["intact_saw", "script_saw", "script_enemy", "intact_saw_like_crate"]
+    monkeypatch.setattr(psychometrics, "STAND_GAPS", np.arange(0, 2, 0.5))
     flags = ["--agent_file", str(agent), "--num_episodes", "10", "--num_envs", "10", "--device",
-             "cpu", "--output_dir", str(folder)]
+             "cpu", "--output_dir", str(folder), "--releases", "8", "0", "--conditions"]
+    names = [f"walks/{name}" for name in walks] + [f"plays/{name}" for name in plays]
     for part in ("--shard=1/2", "--shard=1/2", "--shard=2/2", "--join"):
-        assert psychometrics.main([*flags, part]) == 0
+        assert psychometrics.main([*flags, *names, part]) == 0
     store = ResultStore(folder, PSYCHOMETRICS)
+    assert {path.stem for path in (folder / "walks").iterdir()} == set(walks)
+    assert {path.stem for path in (folder / "plays").iterdir()} == set(plays)
     table, effects = (pd.read_csv(store.file_of(name)) for name in ("thresholds", "effects"))
     assert set(table["condition"]) >= set(walks)
     assert table["threshold"].isna().all() and np.allclose(table["near"], 0.5, atol=1e-3)
     assert {"intact_nothing:intact_saw", "intact_saw:stands_saw"} <= set(effects["condition"])
     assert not effects["claimed"].any() and np.allclose(effects["effect"], 0, atol=1e-6)
     report = (folder / "report.md").read_text()
-    assert "none (saw)" in report and "a single jump passes the saw from" in report
+    assert "none (saw)" in report and "single jump passes the saw from" in report
     config = EnvConfig("coinrun", "hard")
     players = Players(load_agent(agent), None, FLOAT32, config, tuple(config.draw_levels(10, 0)), 0,
-                      3)
+                      3, (8, 0))
     for entry, measured in (("walk", players.walks(WALKS["intact_saw"])),
                             ("play", players.plays(PLAYS["intact_saw"]))):
         assert store.file_of(entry, "intact_saw").read_text() == measured.to_csv(index=False)
+    figure = plot({}, {name: store.read("play", name) for name in plays if "script" not in name},
+                  thresholds({}, 0), "agent", 0)
+    assert [panel.get_title() for panel in figure.axes] == ["deaths from 8 squares on"]
+    assert psychometrics.main([*flags, "plays/intact_saw_like_crate", "plays/intact_saw"]) == 0
+    answer = (folder / "report.md").read_text().split("\n")[4]
+    assert answer.startswith("Deaths from 8 squares on: ") and "(too few levels" in answer
+    assert psychometrics.main([*flags, "walks/intact_sow"]) == 2
+    assert "no 'walks/intact_sow' (did you mean 'walks/intact_saw'?)" in capsys.readouterr().err
 
 
 def test_other_games_are_refused_in_a_sentence(tmp_path, capsys):
