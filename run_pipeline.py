@@ -256,7 +256,7 @@ def run_job(options: PipelineOptions, pipeline: Pipeline, part: Part) -> int:
         status = pipeline.run_part(job, torchrun_arguments(
             options.processes, options.seconds_to_stop) if options.processes > 1 else None)
         attempt = experiment.attempt(part)
-    if status > 128 and TIME_IS_UP in pipeline.signals.received and attempt is not None:
+    if status > 128 and TIME_IS_UP in pipeline.scripts.received and attempt is not None:
         if attempt.number < options.max_sittings:
             print(f"the time of job {job} is up; it is continued when {scheduler.name} starts it "
                   "again", flush=True)

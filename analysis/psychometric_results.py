@@ -302,7 +302,7 @@ def effects(walks: dict[str, pd.DataFrame], plays: dict[str, pd.DataFrame], seed
             tables.append(paired_effects([condition], [OUTCOMES[name] for name in columns], first,
                                          second[None], seed).assign(num_levels=len(pair)))
     if not tables:
-        return pd.DataFrame(columns=["arm", "outcome", "effect", "claimed"])
+        return pd.DataFrame(columns=["condition", "outcome", "effect", "claimed"])
     table = pd.concat(tables, ignore_index=True)
     table["p_holm"] = holm(table["p"])
     table["claimed"] = ((table["low_95"] > 0) | (table["high_95"] < 0)) & (
@@ -328,7 +328,7 @@ def headline(table: pd.DataFrame, success: pd.DataFrame, differences: pd.DataFra
               for name in _intact((SAW, "saw_like_crate", "saw_invisible"), first.index)]
     if deaths:
         compared = differences[(differences["outcome"] == "died") & (
-            differences["arm"] == f"{INTACT}_{SAW}:{INTACT}_saw_like_crate")]
+            differences["condition"] == f"{INTACT}_{SAW}:{INTACT}_saw_like_crate")]
         few = "" if compared["claimed"].all() else " (too few levels to tell)"
         parts.append(f"deaths from 8 squares on: {', '.join(deaths)}{few}")
     answer = "; ".join(parts) or "see the table"

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from tqdm import tqdm
 
@@ -40,16 +40,28 @@ def torchrun_arguments(number: int, seconds_to_stop: int) -> tuple[str, ...]:
             f"--shutdown_timeout={seconds_to_stop}")
 
 
-class StopSignals:
-    """Stop signals that this process has received, and the processes that it forwards them to.
+Script = Generator[None, None, int]  # a running script, which returns its exit status
+Result = TypeVar("Result")
+
+
+class Scripts:
+    """Scripts of an experiment, run in processes to which stop signals are forwarded.
+
+    Args:
+        experiment: output folder of the experiment.
+        hyperparams: contents of the parameter files, passed to the scripts.
+        preload: modules to import once in a fork server, from which the processes are forked. None
+            in a cluster job, where signals would end the fork server first.
 
     Attributes:
-        received: numbers of the signals.
+        received: numbers of the stop signals that were received.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, experiment: Path, hyperparams: dict[Path, dict],
+                 preload: Sequence[str] | None):
         self.received: list[int] = []
-        self._processes: dict[BaseProcess, int | None] = {}
+        self._experiment, self._hyperparams, self._preload = experiment, hyperparams, preload
+        self._processes: list[BaseProcess] = []
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
@@ -66,29 +78,60 @@ class StopSignals:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    @contextlib.contextmanager
-    def forwarded_to(self, process: BaseProcess, as_signal: int | None = None) -> Iterator[None]:
-        """Context manager: start a process and forward stop signals to it.
-
-        Args:
-            process: process to start and to forward to.
-            as_signal: signal to send instead; None forwards each signal unchanged.
-        """
-        before = len(self.received)
-        self._processes[process] = as_signal
-        try:
-            process.start()
-            if len(self.received) > before:  # received before the process existed
-                self._send(process)
-            yield
-        finally:
-            del self._processes[process]
-
     def _send(self, process: BaseProcess) -> None:
         if process.pid is not None:
+            number = self.received[-1] if self._preload is not None else signal.SIGTERM
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, self._processes[process] or self.received[-1])
+                os.kill(process.pid, number)
 
+    def run(self, module: str, argv: Sequence[str], log_file: Path,
+            torchrun: Sequence[str] | None = None, name: str = "") -> Script:
+        """Run a script's ``main`` in a separate process, and print its log as it grows.
+
+        Args:
+            module: module name of the script.
+            argv: command-line arguments of the script.
+            log_file: file that the output is appended to.
+            torchrun: arguments from ``torchrun_arguments``; None for a single process.
+            name: name that each printed line begins with, if other scripts run at the same time.
+
+        Yields:
+            None, about ten times per second while the process runs.
+
+        Returns:
+            The exit status (128 + signal number if a signal ended the process).
+        """
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        with open(log_file, "a", encoding="utf-8") as text:
+            text.write(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {module} {shlex.join(argv)}\n")
+        arguments = (self._experiment, module, argv, log_file, self._hyperparams, torchrun)
+        context = multiprocessing.get_context("spawn" if self._preload is None else "forkserver")
+        context.set_forkserver_preload(list(self._preload or ()))
+        process: BaseProcess = context.Process(target=_run_main, args=arguments)  # type: ignore
+        with open(log_file, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            log = _Log(file, name)
+            num_received = len(self.received)
+            self._processes.append(process)
+            process.start()
+            if len(self.received) > num_received:  # received before the process existed
+                self._send(process)
+            while process.is_alive():
+                log.print_more(is_end=False)
+                os.utime(log_file)  # tells when it last ran, even if this process is killed
+                process.join(SECONDS_BETWEEN_LOOKS)
+                yield
+            self._processes.remove(process)
+            log.print_more(is_end=True)
+            os.utime(log_file)
+        status = process.exitcode or 0
+        if status < 0:
+            print(f"{module} was ended by signal {-status}", file=sys.stderr)
+            status = 128 - status
+        if self.received and (status == 0 or torchrun is not None):
+            # torchrun exits with its own status when it is stopped.
+            status = 128 + (self.received[0] if status == 0 else signal.SIGTERM)
+        return status
 
 class _Log:
     """Log that a process writes, printed as it grows.
@@ -118,56 +161,21 @@ class _Log:
         sys.stdout.flush()
 
 
-def run_script(experiment: Path, module: str, argv: Sequence[str], log_file: Path,
-               hyperparams: dict[Path, dict], signals: StopSignals,
-               preload: Sequence[str] | None = None, torchrun: Sequence[str] | None = None,
-               name: str = "") -> Generator[None, None, int]:
-    """Run a script's ``main`` in a separate process, and print its log as it grows.
+def step(script: Script) -> int | None:
+    """Return the exit status of a running script, or None if it still runs after a moment."""
+    try:
+        return next(script)
+    except StopIteration as end:
+        return end.value
 
-    Args:
-        experiment: output folder of the experiment.
-        module: module name of the script.
-        argv: command-line arguments of the script.
-        log_file: file that the output is appended to.
-        hyperparams: contents of the parameter files, passed to the script.
-        signals: stop signals, which are forwarded to the process.
-        preload: modules to import once in a fork server, from which the process is forked. None in
-            a cluster job, where signals would end the fork server first.
-        torchrun: arguments from ``torchrun_arguments``; None for a single process.
-        name: name that each printed line begins with, if other scripts run at the same time.
 
-    Yields:
-        None, about ten times per second while the process runs.
-
-    Returns:
-        The exit status (128 + signal number if a signal ended the process).
-    """
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    with open(log_file, "a", encoding="utf-8") as text:
-        text.write(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {module} {shlex.join(argv)}\n")
-    arguments = (experiment, module, argv, log_file, hyperparams, torchrun)
-    context = multiprocessing.get_context("spawn" if preload is None else "forkserver")
-    context.set_forkserver_preload(list(preload or ()))
-    process: BaseProcess = context.Process(target=_run_main, args=arguments)  # type: ignore
-    with open(log_file, "rb") as file:
-        file.seek(0, os.SEEK_END)
-        log = _Log(file, name)
-        with signals.forwarded_to(process, signal.SIGTERM if preload is None else None):
-            while process.is_alive():
-                log.print_more(is_end=False)
-                os.utime(log_file)  # tells when the stage last ran, even if the pipeline is killed
-                process.join(SECONDS_BETWEEN_LOOKS)
-                yield
-        log.print_more(is_end=True)
-        os.utime(log_file)
-    status = process.exitcode or 0
-    if status < 0:
-        print(f"{module} was ended by signal {-status}", file=sys.stderr)
-        status = 128 - status
-    if signals.received and (status == 0 or torchrun is not None):
-        # torchrun exits with its own status when it is stopped.
-        status = 128 + (signals.received[0] if status == 0 else signal.SIGTERM)
-    return status
+def finish(script: Generator[None, None, Result]) -> Result:
+    """Run a script to its end, and return its result."""
+    while True:
+        try:
+            next(script)
+        except StopIteration as end:
+            return end.value
 
 
 def _run_main(experiment: Path, module: str, argv: Sequence[str], log_file: Path,

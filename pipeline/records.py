@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
@@ -234,6 +235,21 @@ def find(folder: Path, patterns: Collection[str]) -> list[Path]:
     """Return the files that match patterns, see ``matches``, without hidden (unfinished) files."""
     return [path for path in matches(folder, patterns) if path.is_file()
             and not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+
+
+def unmatched(folder: Path, patterns: Collection[str]) -> str | None:
+    """Return the first pattern that no file matches, or None."""
+    return next((pattern for pattern in patterns
+                 if not pattern.startswith("!") and not find(folder, [pattern])), None)
+
+
+def remove(folder: Path, patterns: Collection[str]) -> None:
+    """Delete all paths that match patterns, including unfinished work in matching folders."""
+    for path in reversed(matches(folder, patterns)):  # contents of a folder before the folder
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 class Digests:

@@ -6,13 +6,11 @@ import dataclasses
 import datetime
 import os
 import shlex
-import shutil
 import socket
 import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from common.errors import Stopped, UserError
 from common.folders import is_temporary
@@ -20,7 +18,7 @@ from common.locks import LOCK_NAME
 from common.shards import NOTES_NAME
 from pipeline.code_closure import code_of
 from pipeline.outputs import is_named
-from pipeline.process import StopSignals, run_script
+from pipeline.process import Script, Scripts, finish, step
 from pipeline.records import (
     DONE,
     RUNNING,
@@ -32,7 +30,9 @@ from pipeline.records import (
     Record,
     find,
     matches,
+    remove,
     state_of_exit,
+    unmatched,
 )
 from pipeline.stage import MADE_BY, PathResolver, Stage
 
@@ -62,8 +62,6 @@ class Decision:
 
 
 NOT_SELECTED = Decision(SKIPPED, "not selected")
-Script = Generator[None, None, int]  # a running script, which returns its exit status
-Result = TypeVar("Result")
 
 
 class Pipeline:
@@ -83,16 +81,17 @@ class Pipeline:
 
     Attributes:
         digests: checksums of files.
-        signals: stop signals that were received.
+        scripts: runner of the scripts.
     """
 
     def __init__(self, experiment: Experiment, stages: Sequence[Stage], places: PathResolver,
                  selected: set[str], hyperparams: dict[Path, dict], force: bool = False,
                  check_contents: bool = False, part: Part | None = None):
         self.experiment, self.stages, self._places = experiment, stages, places
-        self._selected, self._force, self._hyperparams = selected, force, hyperparams
+        self._selected, self._force = selected, force
         self._part = part
-        self.signals = StopSignals()
+        self.scripts = Scripts(experiment.path, hyperparams, None if part else sorted(
+            {stage.script for stage in stages if stage.name in selected}))
         self.digests = experiment.digests(check_contents, part.name if part else "")
         # Read now: the fork server imports the code when the first stage starts.
         self._code = code_of({stage.script for stage in stages})
@@ -143,15 +142,16 @@ class Pipeline:
                 self._check_files(stage)
         waiting, has_failed = list(self.stages), False
         running: dict[str, tuple[Stage, Decision, Script]] = {}
-        with self.signals.handled():
+        with self.scripts.handled():
             try:
                 while running or waiting:
-                    is_stopping = has_failed or bool(self.signals.received)
+                    is_stopping = has_failed or bool(self.scripts.received)
                     if is_stopping and not running:
                         break
+                    unfinished = {*running, *(stage.name for stage in waiting)}
                     ready = None if is_stopping or len(running) == parallel else next(
-                        (stage for stage in waiting if not {*self.sources(stage)} & {
-                            *running, *(other.name for other in waiting)}), None)
+                        (stage for stage in waiting if unfinished.isdisjoint(
+                            self.sources(stage))), None)
                     if ready is not None:
                         waiting.remove(ready)
                         decision = (self.decide(ready) if ready.name in self._selected
@@ -164,17 +164,17 @@ class Pipeline:
                             print(f"\n{ready.name}: up to date, {decision.why}", flush=True)
                         yield ready, decision, 0
                     for stage, decision, script in list(running.values()):
-                        status = _step(script)
+                        status = step(script)
                         if status is not None:
                             del running[stage.name]
                             has_failed = has_failed or status != 0
                             yield stage, decision, status
             finally:  # after an error, the other stages are finished and recorded
                 for _, _, script in running.values():
-                    _finish(script)
+                    finish(script)
         self.digests.save()
-        if self.signals.received and not has_failed:
-            raise Stopped(128 + self.signals.received[0])
+        if self.scripts.received and not has_failed:
+            raise Stopped(128 + self.scripts.received[0])
 
     def run_part(self, job: str, torchrun: Sequence[str] | None = None) -> int:
         """Run this job's part of a stage, unless it is complete; returns the exit status.
@@ -231,8 +231,8 @@ class Pipeline:
                        else decision.why)
                 raise UserError(f"the shards of {stage.name} cannot be joined: {why}; submit the "
                                 "stage again")
-        with self.signals.handled():
-            return _finish(self._run(stage, decision, torchrun))
+        with self.scripts.handled():
+            return finish(self._run(stage, decision, torchrun))
 
     def _run_shard(self, stage: Stage, part: Part, attempt: JobAttempt) -> tuple[JobAttempt, int]:
         """Run or continue a shard.
@@ -260,8 +260,8 @@ class Pipeline:
         self.experiment.save_attempt(part, attempt)
         argv, record = begun
         verb = "runs" if last is None else "continues"
-        with self.signals.handled():
-            status, more = _finish(self._run_script(stage, verb, record, argv))
+        with self.scripts.handled():
+            status, more = finish(self._run_script(stage, verb, record, argv))
         return dataclasses.replace(attempt, seconds=round(seconds + more, 1)), status
 
     def accept(self) -> Iterator[str]:
@@ -353,7 +353,7 @@ class Pipeline:
                 raise UserError(
                     f"{stage.name} reads the output of {source}, which is not finished; run "
                     f"{source} first, for example with --from {source}")
-            missing = _unmatched(folder, patterns)
+            missing = unmatched(folder, patterns)
             if missing:
                 raise UserError(f"{stage.name} reads {missing} in {folder}, but no file matches; "
                                 f"run {source} again with --only {source}")
@@ -365,17 +365,7 @@ class Pipeline:
 
     def _run(self, stage: Stage, decision: Decision, torchrun: Sequence[str] | None = None,
              name: str = "") -> Script:
-        """Run or continue a stage, and update its record.
-
-        Args:
-            stage: the stage.
-            decision: decision to run or to continue it.
-            torchrun: arguments of ``torchrun``; None to run the script in a single process.
-            name: name that each printed line begins with; "" prints the log unchanged.
-
-        Returns:
-            The exit status, after yielding None while the script runs.
-        """
+        """Run or continue a stage, and update its record; see ``Scripts.run``."""
         experiment = self.experiment
         argv, record = self._begin(stage, decision)
         if self._part is not None and self._part.shards:
@@ -417,7 +407,7 @@ class Pipeline:
             self._check_files(stage)
             if last is not None and last.status == DONE and stage.name in MADE_BY.values():
                 self._set_aside(stage)
-            _remove(experiment.path, stage.clears or stage.outputs)
+            remove(experiment.path, stage.clears or stage.outputs)
             for path in experiment.shard_files(stage.name):
                 path.unlink(missing_ok=True)
         elif last is not None:
@@ -431,15 +421,11 @@ class Pipeline:
     def _run_script(self, stage: Stage, verb: str, record: Record, argv: list[str],
                     torchrun: Sequence[str] | None = None, name: str = "",
                     ) -> Generator[None, None, tuple[int, float]]:
-        """Run the script of a stage or a part, see ``_run``.
+        """Run the script of a stage or a part; see ``_run`` and ``Scripts.run``.
 
         Args:
-            stage: the stage.
             verb: "runs" or "continues", for the message.
             record: record of the run.
-            argv: flags of the script.
-            torchrun: arguments of ``torchrun``; None to run the script in a single process.
-            name: name that each printed line begins with; "" prints the log unchanged.
 
         Returns:
             The exit status and the wall time in seconds.
@@ -447,10 +433,7 @@ class Pipeline:
         title = self._part.name if self._part else stage.name
         print(f"\n{title}: {verb}, because {record.why}", flush=True)
         begin, log = time.monotonic(), self.experiment.path / record.log
-        preload = None if self._part else sorted(
-            {stage.script for stage in self.stages if stage.name in self._selected})
-        status = yield from run_script(self.experiment.path, stage.script, argv, log,
-                                       self._hyperparams, self.signals, preload, torchrun, name)
+        status = yield from self.scripts.run(stage.script, argv, log, torchrun, name)
         if status:
             result = ("was stopped" if state_of_exit(status) == STOPPED else
                       f"failed (exit status {status})")
@@ -459,7 +442,7 @@ class Pipeline:
 
     def _with_outputs(self, stage: Stage, record: Record) -> Record:
         folder = self.experiment.path
-        missing = _unmatched(folder, stage.outputs)
+        missing = unmatched(folder, stage.outputs)
         if missing:
             raise UserError(f"{stage.name} has written no file that matches {missing}")
         files = find(folder, stage.outputs)
@@ -512,37 +495,5 @@ class Pipeline:
             print(f"{stage.name}: its earlier output is kept in {aside}", flush=True)
 
 
-def _step(script: Script) -> int | None:
-    """Return the exit status of a running script, or None if it still runs after a moment."""
-    try:
-        return next(script)
-    except StopIteration as end:
-        return end.value
-
-
-def _finish(script: Generator[None, None, Result]) -> Result:
-    """Run a script to its end, and return its result."""
-    while True:
-        try:
-            next(script)
-        except StopIteration as end:
-            return end.value
-
-
 def _now() -> str:
     return datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _unmatched(folder: Path, patterns: Sequence[str]) -> str | None:
-    """Return the first pattern that no file matches, or None."""
-    return next((pattern for pattern in patterns
-                 if not pattern.startswith("!") and not find(folder, [pattern])), None)
-
-
-def _remove(folder: Path, patterns: Sequence[str]) -> None:
-    """Delete all paths that match patterns, including unfinished work in matching folders."""
-    for path in reversed(matches(folder, patterns)):  # contents of a folder before the folder
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)

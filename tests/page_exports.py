@@ -10,7 +10,7 @@ import attribution_run
 import panel_run
 import pytest
 import torch
-from conftest import ROOT, tiny_policy
+from conftest import FULL, ROOT, tiny_policy
 
 import export_panel
 from agents.agent_file import save_agent
@@ -70,7 +70,7 @@ def small_maze_policy() -> Policy:
 
 def export_attribution_page(folder: Path) -> Export:
     """Export the attribution page of a small run of fruitbot."""
-    save_agent(folder / "model_0.pth", tiny_policy(), {})
+    save_agent(folder / "model_0.pth", tiny_policy(channels=FULL), {})
     run = attribution_run.write_run(folder, folder / "model_0.pth")
     labels = folder / "labels.json"
     labels.write_text(json.dumps({attribution_run.LAYERS[0]: {

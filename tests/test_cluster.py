@@ -17,7 +17,6 @@ from common import signals
 from common.errors import UserError
 from common.files import save_json
 from common.options import parser_of
-from pipeline import runner
 from pipeline.cluster import (
     CLUSTER_FILE,
     SCHEDULERS,
@@ -26,6 +25,7 @@ from pipeline.cluster import (
     seconds_of,
 )
 from pipeline.presets import load_preset
+from pipeline.process import Scripts
 from pipeline.records import (
     DONE,
     FAILED,
@@ -448,7 +448,7 @@ def jobs(tmp_path, monkeypatch):
     stage = Stage("cut", "evaluate", (), ("pieces/*.txt",), lambda _: "cut", max_shards=3)
     statuses = {}
 
-    def run_script(folder, module, argv, log_file, *_):  # ends at the first step
+    def run_script(_scripts, module, argv, log_file, *_):  # ends at the first step
         ran.append(" ".join(argv))
         (experiment.path / "pieces").mkdir(exist_ok=True)
         (experiment.path / "pieces" / f"{argv[-1].replace('/', '_')}.txt").touch()
@@ -456,7 +456,7 @@ def jobs(tmp_path, monkeypatch):
         log_file.touch()  # as the script's output does
         yield from ()
         return statuses.get(ran[-1], 0)
-    monkeypatch.setattr(runner, "run_script", run_script)
+    monkeypatch.setattr(Scripts, "run", run_script)
 
     def pipeline_of(part=None):
         return Pipeline(experiment, [stage], PathResolver(experiment.path, {}),
@@ -527,7 +527,7 @@ def test_a_job_begins_again_if_its_time_is_up_and_not_without_end(
         experiment.save_attempt(part, dataclasses.replace(attempt("stopped"), number=attempts))
         return status
     pipeline = SimpleNamespace(experiment=experiment, run_part=run_part,
-                               signals=SimpleNamespace(received=received))
+                               scripts=SimpleNamespace(received=received))
     args = SimpleNamespace(in_job="lsf", processes=1, seconds_to_stop=60, max_sittings=3)
     assert run_pipeline.run_job(args, pipeline, part) == expected
     assert jobs == ["12"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import FLOAT32, tiny_policy
+from conftest import FLOAT32, FULL, tiny_policy
 
 from agents.acting import run_policy
 from agents.hooks import patched
@@ -21,7 +21,7 @@ from interventions.controls import (
 from interventions.patches import Add, Multiply, Project, SetTo, Zero
 
 MAP = "embedder.block2.res1.resadd"  # (32, 16, 16)
-POLICY = tiny_policy()
+POLICY = tiny_policy(channels=FULL)
 
 
 @pytest.fixture(scope="module")

@@ -434,7 +434,7 @@ def test_directions_are_added_to_a_finished_run(compared, agent_path, matrices, 
 def test_shards_compare_patches_and_directions_in_the_simulator_as_one_run(
         agent_path, simulator_file, recording, matrices, tmp_path):
     (tmp_path / "conditions.yml").write_text(
-        "- {kind: multiply, layer: embedder.block2.res1.resadd, channels: [3, 8], value: -1}\n")
+        "- {kind: multiply, layer: embedder.block2.res1.resadd, channels: [3, 6], value: -1}\n")
 
     def run(folder, *more):
         assert compare_interventions.main(arguments(
@@ -447,7 +447,7 @@ def test_shards_compare_patches_and_directions_in_the_simulator_as_one_run(
     for more in (["--shard", "2/2"], ["--shard", "1/2"], ["--join"]):
         run("shards", *more)
     assert bytes_of_files(tmp_path / "shards") == bytes_of_files(tmp_path / "one")
-    name = "multiply_block2.res1.resadd_3_8_-1"
+    name = "multiply_block2.res1.resadd_3_6_-1"
     unaltered, out, multiplied = (comparison.read_runs(one, condition) for condition in (
         "unaltered", "ic_0_to_None", f"patch_{name}"))
     assert len(set(unaltered.lengths)) == 1

@@ -642,7 +642,7 @@ def test_the_agent_plays_on_from_a_recorded_start_as_it_did(greedy, agent_path):
                                        getattr(episodes[episode], name)[rows], atol=1e-3)
         np.testing.assert_allclose(answers.hidden_states[:, place],
                                    episodes[episode].hidden_states[np.array(rows) + 1], atol=1e-3)
-    assert answers.units["embedder.block1.conv"].shape == (4, 3, 16)
+    assert answers.units["embedder.block1.conv"].shape == (4, 3, 4)
 
 
 def test_drawn_windows_have_their_initial_frames_and_reach_the_step(recording):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, GOLDEN, ROOT, assert_same, tiny_policy
+from conftest import FLOAT32, FULL, GOLDEN, ROOT, assert_same, tiny_policy
 from torch.nn import functional
 
 from agents import networks
@@ -152,7 +152,7 @@ def test_initialisation_is_the_specified_one():
 
 def play_rollout(learned):
     """Return a policy and a rollout that contains several ends of episodes."""
-    policy = tiny_policy()
+    policy = tiny_policy(channels=FULL)
     policy.learned_initial_state = learned
     worker = Collector(EnvConfig("fruitbot", "easy"), policy, FLOAT32, 8, 5, 2)
     worker.play(40)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, planted_policy, random_frames, refusal, tiny_policy
+from conftest import FLOAT32, FULL, planted_policy, random_frames, refusal, tiny_policy
 
 import compare_interventions
 from agents.acting import run_policy
@@ -64,7 +64,7 @@ def test_a_resumed_pass_is_the_full_one_at_every_layer(architecture, recurrent):
 
 @torch.no_grad()
 def test_rows_of_a_resumed_pass_belong_to_the_pictures_that_are_named():
-    policy = tiny_policy()
+    policy = tiny_policy(channels=FULL)
     frames, entering = random_frames(4), torch.rand(4, 64)
     full = run_policy(policy, FLOAT32, frames, entering)
     which = torch.tensor([2, 0, 2, 3, 1])
@@ -79,7 +79,7 @@ def test_rows_of_a_resumed_pass_belong_to_the_pictures_that_are_named():
 @pytest.mark.parametrize("kind", ["zero", "mean", "interchange"])
 def test_scanned_effects_are_those_of_full_patched_passes(kind, monkeypatch):
     monkeypatch.setattr("interventions.scan.PASSES_PER_BATCH", 3)
-    policy, frames, paired = tiny_policy(), random_frames(5), random_frames(5, 1)
+    policy, frames, paired = tiny_policy(channels=FULL), random_frames(5), random_frames(5, 1)
     entering = torch.rand(5, 64)
     reference = ReferenceSet(random_frames(6, 2))
     parts = [Part(LAYER, 3), Part("gru", 9), Part(LAYER, None, (2, 15)), Part(LAYER),
@@ -240,7 +240,7 @@ def test_a_scan_of_channels_and_one_of_cells_are_written(steered, tmp_path, caps
 @pytest.mark.parametrize("kind", ["zero", "mean", "interchange"])
 def test_estimates_are_gradients_times_changes_of_the_parts(kind, monkeypatch):
     monkeypatch.setattr("interventions.scan.PASSES_PER_BATCH", 3)
-    policy, frames, entering = tiny_policy(), random_frames(5), torch.rand(5, 64)
+    policy, frames, entering = tiny_policy(channels=FULL), random_frames(5), torch.rand(5, 64)
     # Paired frames hardly differ, so the effects of interchange are nearly linear.
     paired = np.clip(frames.astype(int) + 1, 0, 255).astype(np.uint8)
     reference = ReferenceSet(random_frames(6, 2))
