@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import FLOAT32, figures_drawn, read_video, tiny_policy
+from conftest import FLOAT32, FULL, figures_drawn, read_video, tiny_policy
 from matplotlib.quiver import Quiver
 from PIL import Image
 from scipy.stats import binomtest, sem
@@ -158,7 +158,7 @@ def test_directions_are_the_actions_that_move_the_mouse_so():
 
 def test_exact_probabilities_are_those_of_real_rollouts():
     """Compare with 200 episodes of a level; the policy runs only once on each of its frames."""
-    policy = tiny_policy(2, recurrent=False)
+    policy = tiny_policy(2, recurrent=False, channels=FULL)
     num, region, num_steps = 200, 2, 40
     start = small_level("easy", size=3)
     state = start.with_time(start.timeout - num_steps)

@@ -50,7 +50,7 @@ def test_published_file_gives_the_golden_numbers(golden, published_agent):
 
 def test_saved_file_has_the_published_names_and_shapes(tmp_path):
     path = tmp_path / "model_1.pth"
-    save_agent(path, tiny_policy(), {})
+    save_agent(path, tiny_policy(channels=FULL), {})
     content = torch.load(path, weights_only=True)
     layout = json.loads((GOLDEN / "checkpoint_layout.json").read_text())["agent"]
     assert {key: list(value.shape) for key, value in content["model_state_dict"].items()} == layout
@@ -152,7 +152,7 @@ def test_initialisation_is_the_specified_one():
 
 def play_rollout(learned):
     """Return a policy and a rollout that contains several ends of episodes."""
-    policy = tiny_policy(channels=FULL)
+    policy = tiny_policy()
     policy.learned_initial_state = learned
     worker = Collector(EnvConfig("fruitbot", "easy"), policy, FLOAT32, 8, 5, 2)
     worker.play(40)
