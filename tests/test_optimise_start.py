@@ -278,10 +278,10 @@ def test_a_planted_target_is_reached_by_either_aim(planted):
 def test_penalty_keeps_starts_where_recorded_ones_lie(planted):
     _, direction = planted
     begin, density = recorded_around(vectors(1, seed=1)[0])
-    free, kept = (found(planted, begin[:3], density, penalty) for penalty in (0.0, 10.0))
+    free, kept = (found(planted, begin[:3], density, penalty) for penalty in (0.0, 2.0))
     assert density.excess(free).min() > 4
     assert density.excess(kept).max() < 0.2
-    assert ((kept - begin[:3]) @ direction).mean() > 0.02  # the target still increases
+    assert ((kept - begin[:3]) @ direction).min() > 0.02  # the target still increases
 
 
 def test_penalty_keeps_the_simulated_episode_going(simulator):
