@@ -137,7 +137,7 @@ def test_two_processes_train_the_agent_that_one_trains(kind, by_one, by_two):
 @pytest.mark.parametrize("kind", ["simulator", "spatial"])
 def test_two_processes_train_the_simulator_that_one_trains(kind, by_one, by_two):
     one, two = (progress_of(simulator_run(folder / kind)) for folder in (by_one, by_two[0]))
-    np.testing.assert_allclose(two[:1], one[:1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(two[:1], one[:1], rtol=1e-3, atol=1e-5)
     own = [name for name in one if not name.startswith("held_out")]
     np.testing.assert_allclose(two[own][:2], one[own][:2], rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-2)

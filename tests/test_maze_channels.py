@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, planted_policy, tiny_policy
+from conftest import FLOAT32, FULL, planted_policy, tiny_policy
 
 from agents.agent_file import save_agent
 from agents.hooks import patched
@@ -160,7 +160,7 @@ def test_scrubbing_supports_the_planted_channel_alone(agent, tmp_path):
 
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_retargeted_fields_are_those_of_whole_patched_passes(recurrent):
-    policy = tiny_policy(recurrent=recurrent)
+    policy = tiny_policy(recurrent=recurrent, channels=FULL)
     policy.eval()
     state, layer = stock_state("easy", 1), find_layer(policy, LAYER)
     level = RetargetedLevel(PartialForward(policy, FLOAT32, LAYER), layer, state)
@@ -187,7 +187,7 @@ def test_retargeted_fields_are_those_of_whole_patched_passes(recurrent):
 
 
 def test_strongest_are_those_with_the_best_contrast_where_they_were_chosen(tmp_path):
-    policy, table = tiny_policy(), tmp_path / "channels.csv"
+    policy, table = tiny_policy(channels=FULL), tmp_path / "channels.csv"
     layer = find_layer(policy, LAYER)
     rows = [(LAYER, channel, contrast, chosen) for channel, contrast, chosen in (
         (2, 1.0, True), (5, 3.0, True), (9, 2.0, True), (11, 9.0, False))]

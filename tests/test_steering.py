@@ -331,11 +331,11 @@ def test_files_hold_all_of_one_vector_or_of_all_layers(vectors, tmp_path):
 
 def test_a_vector_of_another_agent_layer_or_shape_is_refused_and_both_are_said(vectors):
     vector, agent = vectors[MAP], weights_sha256(tiny_policy())
-    vector.check_for(agent, MAP, (32, 16, 16))
+    vector.check_for(agent, MAP, (8, 16, 16))
     other = weights_sha256(tiny_policy(1))
-    for arguments, own, wanted in (((other, MAP, (32, 16, 16)), agent, other),
+    for arguments, own, wanted in (((other, MAP, (8, 16, 16)), agent, other),
                                    ((agent, "gru", (64,)), MAP, "gru"),
-                                   ((agent, MAP, (64, 16, 16)), r"\(32, 16, 16\)",
+                                   ((agent, MAP, (64, 16, 16)), r"\(8, 16, 16\)",
                                     r"\(64, 16, 16\)")):
         with pytest.raises(UserError, match=f"{own} cannot be added to .* {wanted}"):
             vector.check_for(*arguments)
