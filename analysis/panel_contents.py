@@ -22,7 +22,7 @@ from agents.provenance import check_agent
 from agents.rollout_files import RolloutFolder
 from analysis.decision_results import DECISION, FAILURES
 from analysis.memory.sparse_features import NO_LABEL
-from analysis.memory.sparse_report import EXAMPLE_SIZE, signed_label
+from analysis.memory.sparse_report import EXAMPLE_SIZE
 from analysis.panel_files import (
     NO_BEHAVIOUR,
     NOT_RECORDED,
@@ -54,6 +54,7 @@ from generative.saliency.gradients import (
     suffix_of,
 )
 from generative.sample_files import SampleArrays, SampleFolder
+from interventions.direction_folders import signed_label
 from interventions.projector import Projector
 
 _SUFFIX_TITLES = {WITHOUT_ENV_GRADS: ", without environment gradients",

@@ -22,8 +22,8 @@ Data files are scripts (see ``common/page_files.py``). A program consists of its
 - ``starts``: for each start seed and, if it is recorded, episode, frame, level, actions, values and
   end of what followed, see ``dream_starts.Truth``;
 - ``previews``: image of the first frames of all starts, TILES per row;
-- ``axes``: directions of the hidden state, [{"name", "vector" (D,), "mean", "sd"}]; mean and
-  standard deviation of recorded states along it;
+- ``axes``: directions of the hidden state, [{"kind", "name", "vector" (D,), "mean", "sd"}], see
+  ``Axis``;
 - ``world``: null, or settings with which the page samples squares, see ``_world_settings``.
 
 ``web/dream/lib/data.js`` reads these files.
@@ -51,8 +51,9 @@ from generative.prior_networks import EMBEDDING, LAST_SHARPNESS
 from generative.simulator import Simulator
 from generative.sprites import AFTER_TURN, CLOCK_PERIOD
 
-FORMAT = 1  # version that web/dream/lib/data.js reads
+FORMAT = 2  # version that web/dream/lib/data.js reads
 TILES = 10  # frames per row of an image of frames
+READOUT, COMPONENT, PROBE, FEATURE = "readout", "component", "probe", "feature"  # kinds of axes
 
 
 class DreamPageFolder(PageFolder):
@@ -66,10 +67,12 @@ class Axis:
     """A direction of the hidden state.
 
     Attributes:
+        kind: READOUT, COMPONENT, PROBE or FEATURE.
         vector: direction of length 1 (D,).
         mean, sd: mean and standard deviation of hidden states along it.
     """
 
+    kind: str
     name: str
     vector: np.ndarray
     mean: float

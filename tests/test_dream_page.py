@@ -5,22 +5,30 @@ import itertools
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import ROOT, SHIPPED_AGENT, SHIPPED_SIMULATOR, refusal
 from page_exports import needs_browser
 from page_view import fragment_of, go, pixels
 
+from agents.agent_file import load_agent
+from agents.provenance import agent_sha256
+from common.results import ResultStore
 from common.traced import trace
 from generative import dream_page as script
 from generative.dataset import RolloutDataset
 from generative.dream_page import DreamPageOptions, build_page
 from generative.dream_page_files import DreamPageFolder
-from generative.dream_starts import recorded_page_starts, sampled_page_starts
+from generative.dream_starts import (
+    recorded_page_starts,
+    sampled_page_starts,
+)
 from generative.imagining import load_simulator
 from generative.networks import LatentSampler
 from generative.prior import Prior, _motion, _parts, camera_globals
 from generative.spatial import split_state
+from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
 from tools.browser import opened_page
 
 pytestmark = needs_browser
@@ -56,10 +64,41 @@ PLAY = """async ([actions, noise, onlyMoves]) => {
 
 
 @pytest.fixture(scope="module")
-def exported(hard_recording, all_steps, tmp_path_factory):
+def directions(tmp_path_factory):
+    """Folders of three sparse features, the first two of which are ablated and the first of which
+    has a name, and of two probes; and the directions of the page, strongest feature first."""
+    folder, rng = tmp_path_factory.mktemp("directions"), np.random.default_rng(0)
+    size = load_agent(SHIPPED_AGENT).hidden_state_size
+    atoms = rng.normal(size=(3, size)).astype(np.float32)
+    atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
+    weights = {name: rng.normal(size=size) for name in ("saw_ahead", "velocity_y", "coin_in_view")}
+    settings = {"agent_sha256": agent_sha256(SHIPPED_AGENT), "recording_sha256": None}
+    features, atlas = (ResultStore(folder / name, schema) for name, schema in (
+        ("features", SPARSE_FEATURES), ("atlas", PROBE_ATLAS)))
+    features.open(settings)
+    features.write("sae", value={"atoms": atoms, "centre": np.zeros(size), "num_active": 2,
+                                 "encoder": atoms[::-1], "bias": np.zeros(3), "signed": False})
+    features.write("features", value=pd.DataFrame({
+        **dict.fromkeys(("frequency", "mean_activation", "low_95", "high_95", "p", "p_holm", "base",
+                         "precision", "kl"), 0.5),
+        "dictionary": "sae_3", "feature": [0, 1, 2], "label": ["saw_in_view", "wall", "wall"],
+        "auc": [0.2, 0.6, 0.5], "named": [True, False, False], "named_shuffled": False,
+        "rank": [2, 1, np.nan]}))
+    atlas.open(settings)
+    for name, vector in weights.items():
+        atlas.write("weights", name, value={"weights": vector, **dict.fromkeys(
+            ("train", "penalty", "test"), np.arange(2))})
+    return folder, {"saw ahead": weights["saw_ahead"], "velocity y": weights["velocity_y"],
+                    "feature 1": atoms[1], "feature 0: not saw in view": atoms[0]}
+
+
+@pytest.fixture(scope="module")
+def exported(hard_recording, all_steps, directions, tmp_path_factory):
     return build_page(DreamPageOptions(
         agent_file=SHIPPED_AGENT, model_file=SHIPPED_SIMULATOR, data_dir=hard_recording.path,
-        num_recorded=4, num_sampled=2, output_dir=tmp_path_factory.mktemp("dream") / "page"))
+        num_recorded=4, num_sampled=2, features_dir=directions[0] / "features",
+        atlas_dir=directions[0] / "atlas",
+        output_dir=tmp_path_factory.mktemp("dream") / "page"))
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +297,37 @@ def test_a_change_of_the_hidden_state_acts_and_can_be_removed(page, simulator, s
     page.wait_for_function("() => !dream.plain && !dream.working")
     page.keyboard.press("Home")
     assert page.evaluate("dream.dream.steps[2].value") == pytest.approx(was, abs=1e-5)
+
+
+def test_sliders_follow_probes_and_sparse_features(page, directions):
+    """Reds if the page takes the encoder, a feature without an effect, or another label."""
+    axes = [axis for axis in page.evaluate("dream.manifest.axes")
+            if axis["kind"] in ("probe", "feature")]
+    assert [axis["name"] for axis in axes] == list(directions[1])
+    for axis, vector in zip(axes, directions[1].values()):
+        np.testing.assert_allclose(axis["vector"], vector / np.linalg.norm(vector), atol=1e-6)
+    show(page, "start=1&mode=you")
+    before = page.evaluate("Array.from(dream.record.hidden)")
+    page.get_by_role("combobox", name="The slider").select_option("add")
+    page.get_by_role("list", name="Sparse features").get_by_role("slider").nth(1).fill("2")
+    page.wait_for_function("() => dream.plain && !dream.working")
+    moved = np.array(page.evaluate("Array.from(dream.record.hidden)")) - before
+    vector = directions[1]["feature 0: not saw in view"]
+    np.testing.assert_allclose(moved, 2 * axes[-1]["sd"] * vector, atol=1e-4)
+    page.get_by_role("combobox", name="The slider").select_option("hold")
+    page.get_by_role("button", name="Remove all changes").click()
+    page.wait_for_function("() => !dream.plain && !dream.working")
+
+
+def test_directions_of_other_agents_are_refused(directions, tmp_path, capsys):
+    agent, model = (ROOT / "pretrained" / name for name in (
+        "maze_confined/model.pth", "maze_confined_simulator/model.pt"))
+    argv = ["--agent_file", str(agent), "--model_file", str(model), "--output_dir",
+            str(tmp_path / "page")]
+    for flag, folder in (("--features_dir", directions[0] / "features"),
+                         ("--atlas_dir", directions[0] / "atlas")):
+        sentence = refusal(script.main, [*argv, flag, str(folder)], capsys)
+        assert "with an agent other than" in sentence
 
 
 def test_saliency_is_the_change_when_a_cell_is_blurred(page, simulator, starts):
