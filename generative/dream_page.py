@@ -44,6 +44,7 @@ from generative.dream_programs import (
 )
 from generative.dream_starts import (
     PageStart,
+    optimised_page_starts,
     recorded_page_starts,
     sampled_page_starts,
 )
@@ -68,6 +69,9 @@ class DreamPageOptions(LogOptions):
     num_recorded: int = option(50, "largest number of recorded starts, one per episode", type=count)
     num_sampled: int = option(50, "number of starts that the simulator's prior samples",
                               type=from_zero)
+    optimised_dir: Path | None = option(None, "output folder of generative.optimise_start, for "
+                                              "starts optimised for a target")
+    num_optimised: int = option(20, "largest number of these starts, one per objective", type=count)
     num_steps: int = option(60, "largest number of recorded frames per start", type=count)
     features_dir: Path | None = option(None, "output folder of analysis/sparse_features.py, for "
                                              "sliders along sparse features")
@@ -102,9 +106,13 @@ def build_page(options: DreamPageOptions) -> Path:
         game = dataset.folder.description().get("env", {}).get("env_name", "")
         hidden = np.concatenate([dataset.folder.array_files(start.truth.episode).hidden_states.rows(
             1, start.truth.frame + 1) for start in starts if start.truth])
+    if options.optimised_dir is not None:
+        starts += optimised_page_starts(simulator, options.optimised_dir, options.num_optimised,
+                                        options.agent_file, options.model_file)
     starts += sampled_page_starts(simulator, options.num_sampled, options.seed)
     if not starts:
-        raise UserError("the page has no starts; give --data_dir or --num_sampled")
+        raise UserError("the page has no starts; give --data_dir, --optimised_dir or "
+                        "--num_sampled")
     if hidden is None:
         hidden = np.concatenate([start.start.agent_hidden.numpy() for start in starts])
     names = {"agent": _name(options.agent_file), "simulator": _name(options.model_file),

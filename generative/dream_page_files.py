@@ -19,8 +19,9 @@ Data files are scripts (see ``common/page_files.py``). A program consists of its
 - ``format``: version of the data format;
 - ``agent``, ``simulator``, ``game``: names;
 - ``actions``, ``directions``: name and direction of each action;
-- ``starts``: for each start seed and, if it is recorded, episode, frame, level, actions, values and
-  end of what followed, see ``dream_starts.Truth``;
+- ``starts``: for each start seed; if it is recorded, episode, frame, level, actions, values and end
+  of what followed, see ``dream_starts.Truth``; if it is optimised, aim, target and step, see
+  ``dream_starts.Aim``;
 - ``previews``: image of the first frames of all starts, TILES per row;
 - ``axes``: directions of the hidden state, [{"kind", "name", "vector" (D,), "mean", "sd"}], see
   ``Axis``;
@@ -129,10 +130,15 @@ def _program(program: Program) -> dict:
 
 
 def _described(start: PageStart) -> dict:
+    found: dict[str, object] = {"seed": start.seed}
     truth = start.truth
-    return {"seed": start.seed} if truth is None else {
-        "seed": start.seed, "episode": truth.episode, "frame": truth.frame, "level": truth.level,
-        "actions": truth.actions.tolist(), "values": truth.values.tolist(), "end": truth.end}
+    if start.aim is not None:
+        found |= dataclasses.asdict(start.aim)
+    if truth is not None:
+        found |= {"episode": truth.episode, "frame": truth.frame, "level": truth.level,
+                  "actions": truth.actions.tolist(), "values": truth.values.tolist(),
+                  "end": truth.end}
+    return found
 
 
 def _arrays(start: PageStart) -> dict[str, np.ndarray]:

@@ -43,6 +43,7 @@ from generative.card_tables import card_finding, read_card
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.saliency import files as saliency_files
 from generative.saliency.gradients import SUFFIXES, WITHOUT_ENV_GRADS
+from generative.start_optimisation.search import OPTIMISED_STARTS
 from interventions.config import SwapConfig
 from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
 from pipeline.presets import Preset, read_stages_file
@@ -483,5 +484,7 @@ _PATTERNS = {
     "decisions": _entries(DECISIONS, "decisions", "films"),
     "sparse_features": _entries(SPARSE_FEATURES, "features", "effects", "sae", "examples"),
     "probe_atlas": _entries(PROBE_ATLAS, "weights"),
+    "optimised_starts": (*_entries(OPTIMISED_STARTS, "starts"), *(
+        f"penalty_1/{pattern}" for pattern in sample_files.PATTERNS)),
     "feature_dreams": (*_entries(FEATURE_DREAMS, "dreams", "starts"), *(
         f"penalty_1/{pattern}" for pattern in sample_files.PATTERNS))}
