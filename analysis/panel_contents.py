@@ -372,7 +372,7 @@ def _saliency_type(name: str, steps: tuple[int, ...]) -> tuple[tuple, SaliencyTy
     return ((False, suffix, FUNCTIONS.index(function.what), function.direction_type or "",
              function.direction or 0, name),
             SaliencyType(name, title + _SUFFIX_TITLES.get(suffix, ""),
-                         () if function.what == VALUE_DELTA else steps))
+                         () if function.what == VALUE_DELTA else steps, suffix == COUNTERFACTUAL))
 
 
 def _features(store: ResultStore, dreams: ResultStore | None,
