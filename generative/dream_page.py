@@ -54,6 +54,7 @@ from generative.simulator import Simulator
 from interventions.direction_folders import feature_directions, probe_directions
 
 NUM_COMPONENTS = 8  # principal components of the hidden state
+_DREAMS, _STEPS = 12, 12  # number and length of the dreams whose states replace recorded ones
 PAGE = Schema("page of generative.dream_page", "python -m generative.dream_page",
               results=DreamPageFolder.FILES, replaced=True)
 
@@ -114,7 +115,7 @@ def build_page(options: DreamPageOptions) -> Path:
         raise UserError("the page has no starts; give --data_dir, --optimised_dir or "
                         "--num_sampled")
     if hidden is None:
-        hidden = np.concatenate([start.start.agent_hidden.numpy() for start in starts])
+        hidden = imagined_states(simulator, starts)
     names = {"agent": _name(options.agent_file), "simulator": _name(options.model_file),
              "game": game}
     with store.replace({
@@ -140,6 +141,13 @@ def first_frames(simulator: Simulator, starts: Sequence[PageStart]) -> np.ndarra
     """Return the first frame of each start, uint8 (N, 64, 64, 3)."""
     images: list[Tensor] = [simulator.imagine(start.start, MODE, 1)[0].images for start in starts]
     return to_frames(torch.cat(images))
+
+
+@torch.no_grad()
+def imagined_states(simulator: Simulator, starts: Sequence[PageStart]) -> np.ndarray:
+    """Return hidden states (N, D) of dreams from some of the starts, in which the agent acts."""
+    return torch.cat([step.hidden_states for start in starts[:_DREAMS]
+                      for step in simulator.imagine(start.start, MODE, _STEPS)]).numpy()
 
 
 def other_directions(options: DreamPageOptions) -> dict[tuple[str, str], np.ndarray]:

@@ -70,7 +70,8 @@ class Axis:
     Attributes:
         kind: READOUT, COMPONENT, PROBE or FEATURE.
         vector: direction of length 1 (D,).
-        mean, sd: mean and standard deviation of hidden states along it.
+        mean, sd: mean and standard deviation of recorded hidden states along it; of imagined ones
+            if there is no recording.
     """
 
     kind: str

@@ -406,7 +406,8 @@ def test_narrow_pages_do_not_scroll_sideways(browser, exported):
 
 
 def test_a_maze_is_dreamed_too(browser, tmp_path):
-    """A static camera: no squares lie beyond the view, and the agent has no memory."""
+    """A static camera: no squares lie beyond the view, and the agent has no memory. Reds if the
+    scale of the sliders comes from states that enter the agent, which it does not use."""
     agent, model = (ROOT / "pretrained" / name for name in (
         "maze_confined/model.pth", "maze_confined_simulator/model.pt"))
     file = build_page(DreamPageOptions(agent_file=agent, model_file=model, num_sampled=1,
@@ -415,6 +416,9 @@ def test_a_maze_is_dreamed_too(browser, tmp_path):
     [start] = sampled_page_starts(simulator, 1, 0)
     with opened_page(browser, file.as_uri()) as page:
         found = page.evaluate(PLAY, [ACTIONS[:6], None])
+        hidden = np.array(page.evaluate("Array.from(dream.record.hidden)"))
+        for axis in page.evaluate("dream.manifest.axes"):
+            assert abs(hidden @ axis["vector"] - axis["mean"]) < 6 * axis["sd"]
         assert not page.get_by_role("button", name="Another world").count()
     assert_same(found, expected(simulator, start.start, ACTIONS[:6]))
 
