@@ -9,7 +9,7 @@ from pathlib import Path
 from agents.rollout_files import RolloutFolder
 from analysis.behaviours import BEHAVIOUR_FILES
 from analysis.decision_results import DECISIONS
-from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES
+from analysis.memory.sparse_report import FEATURE_DREAMS
 from analysis.panel_contents import gather, read_failures
 from analysis.panel_files import PanelFolder, write_panel
 from analysis.parameters import BehavioursConfig
@@ -20,6 +20,7 @@ from common.results import ResultStore, Schema
 from common.step_results import StepResults
 from generative.flags import GeneratedDataOptions
 from generative.sample_files import SampleFolder
+from interventions.direction_folders import SPARSE_FEATURES
 from interventions.flags import DirectionOptions
 from interventions.hidden_states_folder import hidden_state_results
 

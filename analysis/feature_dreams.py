@@ -20,7 +20,7 @@ import torch
 
 from agents.provenance import check_agent
 from analysis.memory.dictionaries import Dictionary
-from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES, signed_label
+from analysis.memory.sparse_report import FEATURE_DREAMS
 from common.cli import count
 from common.devices import Compute
 from common.files import sha256
@@ -37,6 +37,7 @@ from generative.start_optimisation.objectives import (
 )
 from generative.start_optimisation.run import FinishedSearch, SearchOptions, run_search
 from generative.start_optimisation.search import SearchContext
+from interventions.direction_folders import SPARSE_FEATURES, signed_label
 from stats.report import bold, format_share
 
 

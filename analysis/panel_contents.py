@@ -22,7 +22,7 @@ from agents.provenance import check_agent
 from agents.rollout_files import RolloutFolder
 from analysis.decision_results import DECISION, FAILURES
 from analysis.memory.sparse_features import NO_LABEL
-from analysis.memory.sparse_report import EXAMPLE_SIZE, signed_label
+from analysis.memory.sparse_report import EXAMPLE_SIZE
 from analysis.panel_files import (
     NO_BEHAVIOUR,
     NOT_RECORDED,
@@ -54,6 +54,7 @@ from generative.saliency.gradients import (
     suffix_of,
 )
 from generative.sample_files import SampleArrays, SampleFolder
+from interventions.direction_folders import signed_label
 from interventions.projector import Projector
 
 _SUFFIX_TITLES = {WITHOUT_ENV_GRADS: ", without environment gradients",
@@ -371,7 +372,7 @@ def _saliency_type(name: str, steps: tuple[int, ...]) -> tuple[tuple, SaliencyTy
     return ((False, suffix, FUNCTIONS.index(function.what), function.direction_type or "",
              function.direction or 0, name),
             SaliencyType(name, title + _SUFFIX_TITLES.get(suffix, ""),
-                         () if function.what == VALUE_DELTA else steps))
+                         () if function.what == VALUE_DELTA else steps, suffix == COUNTERFACTUAL))
 
 
 def _features(store: ResultStore, dreams: ResultStore | None,

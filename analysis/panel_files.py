@@ -89,11 +89,14 @@ class SaliencyType:
         title: name shown in the panel.
         steps: steps at which the function was evaluated, counted from 0; empty if they are
             unknown or if the function depends on all steps.
+        counterfactual: whether it is a counterfactual map, which shows the function at each step up
+            to the last of ``steps``, and has no gradients with respect to the hidden state.
     """
 
     name: str
     title: str
     steps: tuple[int, ...]
+    counterfactual: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,6 @@ from agents.provenance import agent_sha256
 from analysis.memory.atlas_report import plot_actions_ahead, plot_beyond, report
 from analysis.memory.labels import LabelledRecordingOptions
 from analysis.memory.probe_atlas import (
-    PROBE_ATLAS,
     Label,
     checked_labels,
     labels_of,
@@ -32,6 +31,7 @@ from common.files import versions
 from common.options import ComputeOptions, command, option, redefine
 from common.palette import DPI
 from common.results import ResultStore
+from interventions.direction_folders import PROBE_ATLAS
 from interventions.probes import split_levels
 
 

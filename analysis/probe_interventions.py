@@ -19,7 +19,7 @@ from agents.provenance import agent_sha256
 from agents.replay import recorded_game
 from agents.testbed import BASELINE, Testbed
 from analysis.memory.labels import Examples, LabelledRecordingOptions
-from analysis.memory.probe_atlas import PROBE_ATLAS, Label, labels_of
+from analysis.memory.probe_atlas import Label, labels_of
 from analysis.memory.probe_interventions import (
     METHODS,
     OPEN_OUTCOMES,
@@ -42,6 +42,7 @@ from common.options import command, option
 from common.results import ResultStore
 from envs.objects import hazards_of
 from envs.procgen_env import EnvConfig
+from interventions.direction_folders import PROBE_ATLAS
 from stats.effects import Condition, check_starts, claims_summary, compare_conditions
 from stats.study import measure_conditions, write_effects
 

@@ -44,14 +44,7 @@ from analysis.memory.sparse_features import (
     strongest_features,
     top_examples,
 )
-from analysis.memory.sparse_report import (
-    ABLATIONS,
-    EXAMPLE_SIZE,
-    SPARSE_FEATURES,
-    plot_dictionaries,
-    report,
-    signed_label,
-)
+from analysis.memory.sparse_report import ABLATIONS, EXAMPLE_SIZE, plot_dictionaries, report
 from common.cli import count, environments, seed, whole
 from common.devices import Compute
 from common.errors import UserError
@@ -66,6 +59,7 @@ from interventions.comparison import (
     play_runs,
     read_runs,
 )
+from interventions.direction_folders import SPARSE_FEATURES, signed_label
 from interventions.flags import patched_precision
 from interventions.probes import exchanged_levels, split_levels
 from stats.effects import (

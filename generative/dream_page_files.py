@@ -19,11 +19,12 @@ Data files are scripts (see ``common/page_files.py``). A program consists of its
 - ``format``: version of the data format;
 - ``agent``, ``simulator``, ``game``: names;
 - ``actions``, ``directions``: name and direction of each action;
-- ``starts``: for each start seed and, if it is recorded, episode, frame, level, actions, values and
-  end of what followed, see ``dream_starts.Truth``;
+- ``starts``: for each start seed; if it is recorded, episode, frame, level, actions, values and end
+  of what followed, see ``dream_starts.Truth``; if it is optimised, aim, target and step, see
+  ``dream_starts.Aim``;
 - ``previews``: image of the first frames of all starts, TILES per row;
-- ``axes``: directions of the hidden state, [{"name", "vector" (D,), "mean", "sd"}]; mean and
-  standard deviation of recorded states along it;
+- ``axes``: directions of the hidden state, [{"kind", "name", "vector" (D,), "mean", "sd"}], see
+  ``Axis``;
 - ``world``: null, or settings with which the page samples squares, see ``_world_settings``.
 
 ``web/dream/lib/data.js`` reads these files.
@@ -51,8 +52,9 @@ from generative.prior_networks import EMBEDDING, LAST_SHARPNESS
 from generative.simulator import Simulator
 from generative.sprites import AFTER_TURN, CLOCK_PERIOD
 
-FORMAT = 1  # version that web/dream/lib/data.js reads
+FORMAT = 2  # version that web/dream/lib/data.js reads
 TILES = 10  # frames per row of an image of frames
+READOUT, COMPONENT, PROBE, FEATURE = "readout", "component", "probe", "feature"  # kinds of axes
 
 
 class DreamPageFolder(PageFolder):
@@ -66,10 +68,13 @@ class Axis:
     """A direction of the hidden state.
 
     Attributes:
+        kind: READOUT, COMPONENT, PROBE or FEATURE.
         vector: direction of length 1 (D,).
-        mean, sd: mean and standard deviation of hidden states along it.
+        mean, sd: mean and standard deviation of recorded hidden states along it; of imagined ones
+            if there is no recording.
     """
 
+    kind: str
     name: str
     vector: np.ndarray
     mean: float
@@ -126,10 +131,15 @@ def _program(program: Program) -> dict:
 
 
 def _described(start: PageStart) -> dict:
+    found: dict[str, object] = {"seed": start.seed}
     truth = start.truth
-    return {"seed": start.seed} if truth is None else {
-        "seed": start.seed, "episode": truth.episode, "frame": truth.frame, "level": truth.level,
-        "actions": truth.actions.tolist(), "values": truth.values.tolist(), "end": truth.end}
+    if start.aim is not None:
+        found |= dataclasses.asdict(start.aim)
+    if truth is not None:
+        found |= {"episode": truth.episode, "frame": truth.frame, "level": truth.level,
+                  "actions": truth.actions.tolist(), "values": truth.values.tolist(),
+                  "end": truth.end}
+    return found
 
 
 def _arrays(start: PageStart) -> dict[str, np.ndarray]:

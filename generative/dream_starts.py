@@ -1,4 +1,4 @@
-"""Starts of the dream page: recorded frames, and starts that the prior samples.
+"""Starts of the dream page: recorded frames, starts that the prior samples, and optimised starts.
 
 Letters in shape comments: B starts, I initial frames, T recorded steps, n squares per side of a
 world, D hidden state.
@@ -7,21 +7,36 @@ world, D hidden state.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from agents.provenance import check_agent
 from common.errors import UserError
+from common.files import sha256
 from common.game_constants import FRAME_SIZE
+from common.results import ResultStore
+from common.schemas import Table
 from generative.dataset import RolloutDataset
 from generative.imagining import random_starts
+from generative.networks import LatentSampler
 from generative.recorded_views import NEAR_END, RecordedView, choose_views, end_of
+from generative.sample_files import SampleFolder
 from generative.simulator import Simulator, Start
 from generative.squares import World
+from generative.start_optimisation.search import OPTIMISED_STARTS
 from generative.start_worlds import recorded_starts, rounded, world_seeds
 
 _BATCH = 16  # starts whose worlds are sampled at once
+# Titles by pattern of the names in ``objectives.targets_named`` and of sparse features.
+_TITLES = {
+    "value": "the value", r"log_prob_(\w+)": r"the log-probability of \1",
+    r"hx_direction_(\d+)_pca": r"PC \1", r"hx_direction_(\d+)(?:_ica)?": r"IC \1",
+    r"from_(\w+)_to_(\w+)": r"the change of action from \1 to \2",
+    r"feature_(\d+)": r"sparse feature \1", r"(.+):(\d+)": r"unit \2 of \1"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +62,21 @@ class Truth:
 
 
 @dataclasses.dataclass(frozen=True)
+class Aim:
+    """Objective for which a start was optimised.
+
+    Attributes:
+        aim: "maximise" or "minimise".
+        target: title of the target, see ``target_title``.
+        step: simulated step of the target, from 0.
+    """
+
+    aim: str
+    target: str
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
 class PageStart:
     """A start of dreams.
 
@@ -54,13 +84,15 @@ class PageStart:
         start: start (1 row).
         seed: seed of its world.
         known: squares that other worlds of this start keep, bool (n, n); None without a world.
-        truth: None for a sampled start.
+        truth: None for a start that is not recorded.
+        aim: None for a start that is not optimised.
     """
 
     start: Start
     seed: int
     known: np.ndarray | None
     truth: Truth | None = None
+    aim: Aim | None = None
 
 
 def sampled_page_starts(simulator: Simulator, number: int, seed: int) -> list[PageStart]:
@@ -71,6 +103,48 @@ def sampled_page_starts(simulator: Simulator, number: int, seed: int) -> list[Pa
     seeds = world_seeds([(seed, i) for i in range(number)]).tolist()
     return [PageStart(row, seeds[i], _kept(simulator, row.world, None))
             for i, row in enumerate(_rows(starts))]
+
+
+def target_title(name: str) -> str:
+    """Return the title of a target of ``optimise_start``, such as "the value" or "IC 3"."""
+    for pattern, title in _TITLES.items():
+        if match := re.fullmatch(pattern, name):
+            return match.expand(title).replace("_", " ")
+    return name
+
+
+@torch.no_grad()
+def optimised_page_starts(simulator: Simulator, folder: Path, number: int, agent_file: Path,
+                          model_file: Path) -> list[PageStart]:
+    """Read the best start of each objective, for the first penalty.
+
+    Args:
+        folder: output folder of ``generative.optimise_start``.
+        number: largest number of starts.
+
+    Raises:
+        UserError: if they were optimised through another simulator, or for another agent.
+    """
+    store = ResultStore(folder, OPTIMISED_STARTS)
+    settings = store.settings("step", "model_sha256")
+    check_agent(settings.get("agent_sha256"), agent_file,
+                f"the starts in {folder} were optimised",
+                "run python -m generative.optimise_start with this one")
+    if settings["model_sha256"] != sha256(model_file):
+        raise UserError(f"the starts in {folder} were optimised through another simulator than "
+                        f"{model_file}; run {OPTIMISED_STARTS.script} with this one")
+    table = store.read("starts", form=Table({
+        "penalty": float, "order": int, "aim": str, "target": str, "sample": int, "best": bool}))
+    table = table[table["best"] & (table["penalty"] == table["penalty"].iloc[0])]
+    table = table.sort_values("order").head(number)
+    samples = SampleFolder(folder / f"penalty_{table['penalty'].iloc[0]:g}")
+    numbers = table["sample"].tolist()
+    vectors = torch.from_numpy(samples.stacked_field("bottleneck_vec", numbers))
+    starts = simulator.start_from(vectors, LatentSampler("mode"), world=samples.worlds(numbers))
+    seeds = [samples.origin(sample).world_seed or 0 for sample in numbers]
+    return [PageStart(row, seed, _kept(simulator, row.world, None),
+                      aim=Aim(objective.aim, target_title(objective.target), settings["step"]))
+            for row, seed, objective in zip(_rows(starts), seeds, table.itertuples())]
 
 
 def recorded_page_starts(simulator: Simulator, dataset: RolloutDataset, number: int,

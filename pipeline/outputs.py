@@ -22,9 +22,8 @@ from analysis.env_states import ENV_STATE_FILES
 from analysis.jacobians import JACOBIAN_FILES
 from analysis.memory.labels import LEVEL_LABELS
 from analysis.memory.lesion_results import LESIONS
-from analysis.memory.probe_atlas import PROBE_ATLAS
 from analysis.memory.probe_interventions import PROBE_INTERVENTIONS
-from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES
+from analysis.memory.sparse_report import FEATURE_DREAMS
 from attribution.checking.agent_checks import CHECK_FILES
 from attribution.checking.object_scores import OBJECT_FILES
 from attribution.failures.results import FAILURES
@@ -41,6 +40,7 @@ from generative.sample_files import SAMPLES
 from generative.start_optimisation.search import OPTIMISED_STARTS
 from generative.world_data import WORLDS_NAME
 from interventions.comparison import COMPARISON
+from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
 from interventions.hidden_states_folder import HIDDEN_STATE_FILES
 from interventions.scan_study import SCANNED
 from maze.field.results import FIELDS_FILES

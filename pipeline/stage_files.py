@@ -31,7 +31,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from agents import rollout_files
 from agents.config import load_agent_config
 from analysis.decision_results import DECISIONS
-from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES
+from analysis.memory.sparse_report import FEATURE_DREAMS
 from common.config import SETTINGS_NAME, read_yaml, typed
 from common.errors import UserError, nearest
 from common.files import read_json
@@ -43,7 +43,9 @@ from generative.card_tables import card_finding, read_card
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.saliency import files as saliency_files
 from generative.saliency.gradients import SUFFIXES, WITHOUT_ENV_GRADS
+from generative.start_optimisation.search import OPTIMISED_STARTS
 from interventions.config import SwapConfig
+from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
 from pipeline.presets import Preset, read_stages_file
 from pipeline.stage import (
     AGENT,
@@ -481,5 +483,8 @@ _PATTERNS = {
         for pattern in saliency_files.DATA_PATTERNS),
     "decisions": _entries(DECISIONS, "decisions", "films"),
     "sparse_features": _entries(SPARSE_FEATURES, "features", "effects", "sae", "examples"),
+    "probe_atlas": _entries(PROBE_ATLAS, "weights"),
+    "optimised_starts": (*_entries(OPTIMISED_STARTS, "starts"), *(
+        f"penalty_1/{pattern}" for pattern in sample_files.PATTERNS)),
     "feature_dreams": (*_entries(FEATURE_DREAMS, "dreams", "starts"), *(
         f"penalty_1/{pattern}" for pattern in sample_files.PATTERNS))}

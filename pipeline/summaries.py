@@ -12,8 +12,6 @@ from agents.rollout_files import RolloutFolder
 from agents.run_folder import newest_run, read_log
 from analysis.influences.comparison import COMPARISON_FILES
 from analysis.influences.comparison import claims_summary as influences_summary
-from analysis.memory.probe_atlas import PROBE_ATLAS
-from analysis.memory.sparse_report import SPARSE_FEATURES
 from analysis.memory.table import CLAIMS as MEMORY_CLAIMS
 from attribution.claims import CLAIMS as ATTRIBUTION_CLAIMS
 from attribution.failures.results import ANY, FAILURES, ORIGINAL
@@ -24,6 +22,7 @@ from common.tables import format_count, read_table
 from generative.fidelity import PSNR
 from generative.loss_over_time import LAST_FRAME, SIMULATOR
 from generative.runs import newest_simulator_run, read_progress
+from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
 from interventions.scan_study import SCANNED
 from maze.field.results import FIELDS_FILES, UNPATCHED
 from maze.studies.claims import CLAIMS as MAZE_CLAIMS

@@ -13,13 +13,14 @@ import pandas as pd
 from agents.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutFolder, RolloutWriter
 from analysis.behaviours import BEHAVIOUR_FILES
 from analysis.decision_results import DECISIONS
-from analysis.memory.sparse_report import EXAMPLE_SIZE, FEATURE_DREAMS, SPARSE_FEATURES
+from analysis.memory.sparse_report import EXAMPLE_SIZE, FEATURE_DREAMS
 from common.files import save_json, sha256
 from common.results import ResultStore
 from common.step_results import StepResults
 from common.video import strip, write_video
 from generative.saliency.files import SaliencyArrays, SaliencyFolder
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
+from interventions.direction_folders import SPARSE_FEATURES
 from interventions.hidden_states_folder import hidden_state_results
 
 NUM_SAMPLES, NUM_SWAPPED, NUM_STEPS, NUM_RECORDED = 9, 4, 5, 300

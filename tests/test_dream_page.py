@@ -3,24 +3,40 @@
 import dataclasses
 import itertools
 import json
+import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, SHIPPED_AGENT, SHIPPED_SIMULATOR, refusal
+from conftest import ROOT, SHIPPED, SHIPPED_AGENT, SHIPPED_SIMULATOR, refusal
 from page_exports import needs_browser
 from page_view import fragment_of, go, pixels
 
+from agents.agent_file import load_agent
+from agents.frames import to_frames
+from agents.provenance import agent_sha256
+from common.results import ResultStore
 from common.traced import trace
 from generative import dream_page as script
+from generative import optimise_start
 from generative.dataset import RolloutDataset
 from generative.dream_page import DreamPageOptions, build_page
 from generative.dream_page_files import DreamPageFolder
-from generative.dream_starts import recorded_page_starts, sampled_page_starts
+from generative.dream_starts import (
+    optimised_page_starts,
+    recorded_page_starts,
+    sampled_page_starts,
+)
 from generative.imagining import load_simulator
 from generative.networks import LatentSampler
 from generative.prior import Prior, _motion, _parts, camera_globals
+from generative.sample_files import SampleFolder
 from generative.spatial import split_state
+from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
+from pipeline.presets import load_preset
+from pipeline.records import find
+from pipeline.stage_files import all_stages
 from tools.browser import opened_page
 
 pytestmark = needs_browser
@@ -56,10 +72,60 @@ PLAY = """async ([actions, noise, onlyMoves]) => {
 
 
 @pytest.fixture(scope="module")
-def exported(hard_recording, all_steps, tmp_path_factory):
+def directions(tmp_path_factory):
+    """Folders of three sparse features, the first two of which are ablated and the first of which
+    has a name, and of two probes; and the directions of the page, strongest feature first."""
+    folder, rng = tmp_path_factory.mktemp("directions"), np.random.default_rng(0)
+    size = load_agent(SHIPPED_AGENT).hidden_state_size
+    atoms = rng.normal(size=(3, size)).astype(np.float32)
+    atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
+    weights = {name: rng.normal(size=size) for name in ("saw_ahead", "velocity_y", "coin_in_view")}
+    settings = {"agent_sha256": agent_sha256(SHIPPED_AGENT), "recording_sha256": None}
+    features, atlas = (ResultStore(folder / name, schema) for name, schema in (
+        ("features", SPARSE_FEATURES), ("atlas", PROBE_ATLAS)))
+    features.open(settings)
+    features.write("sae", value={"atoms": atoms, "centre": np.zeros(size), "num_active": 2,
+                                 "encoder": atoms[::-1], "bias": np.zeros(3), "signed": False})
+    features.write("features", value=pd.DataFrame({
+        **dict.fromkeys(("frequency", "mean_activation", "low_95", "high_95", "p", "p_holm", "base",
+                         "precision", "kl"), 0.5),
+        "dictionary": "sae_3", "feature": [0, 1, 2], "label": ["saw_in_view", "wall", "wall"],
+        "auc": [0.2, 0.6, 0.5], "named": [True, False, False], "named_shuffled": False,
+        "rank": [2, 1, np.nan]}))
+    atlas.open(settings)
+    for name, vector in weights.items():
+        atlas.write("weights", name, value={"weights": vector, **dict.fromkeys(
+            ("train", "penalty", "test"), np.arange(2))})
+    return folder, {"saw ahead": weights["saw_ahead"], "velocity y": weights["velocity_y"],
+                    "feature 1": atoms[1], "feature 0: not saw in view": atoms[0]}
+
+
+@pytest.fixture(scope="module")
+def optimised(hard_recording, all_steps, tmp_path_factory):
+    """Files of a small search for two objectives that the pipeline lets the page read."""
+    stages = all_stages(load_preset("demo"), "demo")
+    (patterns,) = (stage.needs["optimise_start"] for stage in stages if stage.name == "dream_page")
+    output, readable = (tmp_path_factory.mktemp(name) for name in ("output", "readable"))
+    folder = output / "samples" / "made_to_order"
+    assert optimise_start.main([*map(str, (
+        *SHIPPED, "--interpreting_params_name", "demo", "--data_dir", hard_recording.path,
+        "--targets", "value", "log_prob_up", "--num_starts", 2, "--iterations", 1,
+        "--num_recorded", 8, "--step", 1, "--num_sim_steps", 2, "--no_real_game",
+        "--no_videos", "--device", "cpu", "--output_dir", folder))]) == 0
+    for path in find(output, patterns):
+        copy = readable / path.relative_to(output)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    return readable / "samples" / "made_to_order"
+
+
+@pytest.fixture(scope="module")
+def exported(hard_recording, all_steps, directions, optimised, tmp_path_factory):
     return build_page(DreamPageOptions(
         agent_file=SHIPPED_AGENT, model_file=SHIPPED_SIMULATOR, data_dir=hard_recording.path,
-        num_recorded=4, num_sampled=2, output_dir=tmp_path_factory.mktemp("dream") / "page"))
+        num_recorded=4, num_sampled=2, features_dir=directions[0] / "features",
+        atlas_dir=directions[0] / "atlas", optimised_dir=optimised,
+        output_dir=tmp_path_factory.mktemp("dream") / "page"))
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +134,10 @@ def simulator(all_steps):
 
 
 @pytest.fixture(scope="module")
-def starts(simulator, hard_recording):
+def starts(simulator, hard_recording, optimised):
     dataset = RolloutDataset(hard_recording.path, 3, 1)
     return [*recorded_page_starts(simulator, dataset, 4, 60, 0),
+            *optimised_page_starts(simulator, optimised, 20, SHIPPED_AGENT, SHIPPED_SIMULATOR),
             *sampled_page_starts(simulator, 2, 0)]
 
 
@@ -104,9 +171,10 @@ def assert_same(found, steps):
         assert abs(ours["end"] - torch.sigmoid(step.terminal_logits).item()) < 1e-3
 
 
-@pytest.mark.parametrize("number", [0, 4])
+@pytest.mark.parametrize("number", [0, 4, 6])
 def test_steps_equal_those_of_pytorch(page, simulator, starts, number):
-    """From a recorded start and from a sampled one; reds if an operation is traced wrongly."""
+    """From a recorded start, an optimised and a sampled one; reds if an operation is traced
+    wrongly."""
     show(page, f"start={number + 1}&mode=you")
     found = page.evaluate(PLAY, [ACTIONS, None])
     assert_same(found, expected(simulator, starts[number].start, ACTIONS))
@@ -169,7 +237,7 @@ def test_the_page_is_small_and_fast(page, exported):
     """Sizes and times that the page promises. Processor time of the browser is compared, because
     other processes also use the machine."""
     size = sum(path.stat().st_size for path in exported.parent.rglob("*") if path.is_file())
-    assert size + 94 * 1e5 < MOST_BYTES  # with 100 starts instead of 6
+    assert size + 92 * 1e5 < MOST_BYTES  # with 100 starts instead of 8
     show(page, "start=2&mode=you")
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
@@ -192,7 +260,7 @@ def test_the_page_is_small_and_fast(page, exported):
 
 
 def test_the_agent_and_the_person_act(page, starts):
-    show(page, "start=5&mode=likely")
+    show(page, "start=7&mode=likely")
     first = pixels(page.get_by_label("frame of the dream"))
     page.keyboard.press(".")
     page.wait_for_function("() => dream.view.step === 1 && !dream.working")
@@ -260,6 +328,55 @@ def test_a_change_of_the_hidden_state_acts_and_can_be_removed(page, simulator, s
     assert page.evaluate("dream.dream.steps[2].value") == pytest.approx(was, abs=1e-5)
 
 
+def test_sliders_follow_probes_and_sparse_features(page, directions):
+    """Reds if the page takes the encoder, a feature without an effect, or another label."""
+    axes = [axis for axis in page.evaluate("dream.manifest.axes")
+            if axis["kind"] in ("probe", "feature")]
+    assert [axis["name"] for axis in axes] == list(directions[1])
+    for axis, vector in zip(axes, directions[1].values()):
+        np.testing.assert_allclose(axis["vector"], vector / np.linalg.norm(vector), atol=1e-6)
+    show(page, "start=1&mode=you")
+    before = page.evaluate("Array.from(dream.record.hidden)")
+    page.get_by_role("combobox", name="The slider").select_option("add")
+    page.get_by_role("list", name="Sparse features").get_by_role("slider").nth(1).fill("2")
+    page.wait_for_function("() => dream.plain && !dream.working")
+    moved = np.array(page.evaluate("Array.from(dream.record.hidden)")) - before
+    vector = directions[1]["feature 0: not saw in view"]
+    np.testing.assert_allclose(moved, 2 * axes[-1]["sd"] * vector, atol=1e-4)
+    page.get_by_role("combobox", name="The slider").select_option("hold")
+    page.get_by_role("button", name="Remove all changes").click()
+    page.wait_for_function("() => !dream.plain && !dream.working")
+
+
+def test_optimised_starts_are_the_best_of_their_objectives(page, optimised, starts, simulator):
+    """Reds if another start of the objective is taken, or its world is lost."""
+    table = pd.read_csv(optimised / "starts.csv")
+    table = table[table["best"] & (table["penalty"] == 1)]
+    best = table.sort_values("order")["sample"].tolist()
+    frames = SampleFolder(optimised / "penalty_1").stacked_field("frames", best)
+    for start, sample in zip(starts[4:6], frames, strict=True):
+        with torch.no_grad():
+            steps = simulator.imagine(start.start, MODE, len(sample))
+        shown = to_frames(torch.cat([step.images for step in steps])).astype(int)
+        assert abs(shown - sample).max() <= 1
+    show(page, "start=6&mode=you")
+    assert page.get_by_text("Now start 6: optimised to maximise the log-probability of up at step 1"
+                            ).is_visible()
+    group = page.get_by_role("group", name="Optimised starts")
+    assert group.get_by_role("button").count() == 2
+
+
+def test_directions_and_starts_of_other_agents_are_refused(directions, optimised, tmp_path, capsys):
+    agent, model = (ROOT / "pretrained" / name for name in (
+        "maze_confined/model.pth", "maze_confined_simulator/model.pt"))
+    argv = ["--agent_file", str(agent), "--model_file", str(model), "--output_dir",
+            str(tmp_path / "page")]
+    for flag, folder in (("--features_dir", directions[0] / "features"),
+                         ("--atlas_dir", directions[0] / "atlas"), ("--optimised_dir", optimised)):
+        sentence = refusal(script.main, [*argv, flag, str(folder)], capsys)
+        assert "with an agent other than" in sentence
+
+
 def test_saliency_is_the_change_when_a_cell_is_blurred(page, simulator, starts):
     show(page, "start=1&mode=you")
     page.get_by_role("button", name="for the value").click()
@@ -289,7 +406,8 @@ def test_narrow_pages_do_not_scroll_sideways(browser, exported):
 
 
 def test_a_maze_is_dreamed_too(browser, tmp_path):
-    """A static camera: no squares lie beyond the view, and the agent has no memory."""
+    """A static camera: no squares lie beyond the view, and the agent has no memory. Reds if the
+    scale of the sliders comes from states that enter the agent, which it does not use."""
     agent, model = (ROOT / "pretrained" / name for name in (
         "maze_confined/model.pth", "maze_confined_simulator/model.pt"))
     file = build_page(DreamPageOptions(agent_file=agent, model_file=model, num_sampled=1,
@@ -298,6 +416,9 @@ def test_a_maze_is_dreamed_too(browser, tmp_path):
     [start] = sampled_page_starts(simulator, 1, 0)
     with opened_page(browser, file.as_uri()) as page:
         found = page.evaluate(PLAY, [ACTIONS[:6], None])
+        hidden = np.array(page.evaluate("Array.from(dream.record.hidden)"))
+        for axis in page.evaluate("dream.manifest.axes"):
+            assert abs(hidden @ axis["vector"] - axis["mean"]) < 6 * axis["sd"]
         assert not page.get_by_role("button", name="Another world").count()
     assert_same(found, expected(simulator, start.start, ACTIONS[:6]))
 

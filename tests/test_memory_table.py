@@ -13,12 +13,11 @@ from panel_run import FEATURES, NUM_EPISODES, write_features, write_run
 import export_panel
 from analysis import memory_table
 from analysis.memory.lesion_results import LESIONS
-from analysis.memory.probe_atlas import PROBE_ATLAS
 from analysis.memory.probe_interventions import PROBE_INTERVENTIONS
-from analysis.memory.sparse_report import SPARSE_FEATURES
 from analysis.panel_files import PanelFolder
 from common.files import read_json, save_json
 from common.results import ResultStore
+from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
 from interventions.scan_study import SCANNED
 from pipeline.presets import load_preset
 from pipeline.records import find

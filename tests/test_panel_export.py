@@ -116,7 +116,8 @@ def test_manifest_names_what_there_is(exported):
          "unaltered": UNALTERED, "starts": [*range(NUM_SWAPPED)],
          "variants": [""] * NUM_SWAPPED}]
     assert manifest["saliency"] == [
-        {"name": name, "title": title, "steps": [READ_AT], "samples": number}
+        {"name": name, "title": title, "steps": [READ_AT], "counterfactual": False,
+         "samples": number}
         for name, title, number in zip(TYPES, TITLES, (TOTAL, NUM_SAMPLES - 1, 9, 9))]
     assert manifest["maps"] == ["pixels", "canvas and scene", "memory"]
     assert manifest["recorded"] == {"shown": NUM_RECORDED, "of": NUM_RECORDED}

@@ -515,6 +515,31 @@ def test_samples_of_a_start_are_side_by_side(browser, page, tmp_path):
         assert shown_sample(page) == (UNALTERED, 4) and shown_step(page) == 3
 
 
+def test_counterfactual_maps_are_not_called_gradients(browser, tmp_path):
+    """Reds if the panel tells of a read-out, or colours and filters by gradients, which are 0."""
+    run = write_run(tmp_path / "run")
+    for path in (run.folder / UNALTERED).rglob("*value_without_env_grads*"):
+        path.rename(path.with_name(path.name.replace("without_env_grads", "counterfactual")))
+    folder = PanelFolder(tmp_path / "panel")
+    assert export_panel.main(run.arguments("--output_dir", str(folder.path))) == 0
+    view = urlencode({"sample": f"{UNALTERED}/0", "saliency": "value_counterfactual",
+                      "step": READ_AT + 1})
+    with opened_page(browser, f"{folder.page_file.as_uri()}#{view}", **WIDE) as page:
+        assert page.get_by_text(f"maps of steps 0 to {READ_AT}").is_visible()
+        assert not page.get_by_text("read-out of the saliency").count()
+        chart = page.get_by_label("Saliency of value, counterfactual at step")
+        assert "read at" not in chart.get_attribute("aria-label")
+        page.get_by_text("Numbers", exact=True).click()
+        rows = page.get_by_role("table").locator("tbody tr")
+        assert [row.split()[-1] for row in rows.all_inner_texts()] == ["–"] * 3
+        page.get_by_role("button", name="Add a filter").click()
+        chosen = page.get_by_label("Quantity")
+        assert chosen.locator("option").all_inner_texts() == [
+            "coordinate", *(f"gradient of {title}" for title in TITLES[:3])]
+        chosen.select_option(f"gradient of {TITLES[2]}")
+        assert fragment_of(page)["filter"][0].endswith(f"gradient {TYPES[2]}")
+
+
 def test_the_panel_opens_on_a_sample_that_survives(run, panel_export):
     start = read_script(panel_export.page_file.parent / "data" / "manifest.js")["start"]
     survives = (1 - run.samples.terminals).prod(axis=1) > 0.5

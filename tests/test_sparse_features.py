@@ -44,10 +44,10 @@ from analysis.memory.sparse_features import (
     strongest_features,
     top_examples,
 )
-from analysis.memory.sparse_report import SPARSE_FEATURES
 from common.results import ResultStore
 from envs.procgen_env import EnvConfig
 from interventions.comparison import play_runs
+from interventions.direction_folders import SPARSE_FEATURES
 from interventions.probes import Parts, exchanged_levels, split_levels
 
 RNG = np.random.default_rng

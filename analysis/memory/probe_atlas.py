@@ -48,7 +48,7 @@ from agents.rollout_files import POSITION_COLUMNS
 from analysis.memory.labels import JUMPS, RIGHT, Examples
 from common.game_constants import NUM_ACTIONS
 from common.progress import with_progress
-from common.results import Array, Entry, File, Npz, Schema, Table, Text
+from interventions.direction_folders import SCORES
 from interventions.probes import Parts, Probe, compare_probes, probe
 from stats.bootstrap import ClusterBootstrap
 from stats.significance import LEVEL, holm
@@ -64,28 +64,6 @@ PCA_EXAMPLES = 3000  # maximum number of frames that a PCA is fitted to
 MIN_LEVELS = 3  # minimum number of levels with, and without, the property in each part
 RESAMPLINGS = 10_000  # allows p-values that remain small after Holm's correction
 _FRAMES_PER_BATCH = 512
-
-_SCORES = {"label": str, "group": str, "representation": str, "probe": str, "metric": str,
-           "score": float, "low_95": float, "high_95": float, "base": float, "shuffled": float,
-           "held_out": float, "num_examples": int, "num_levels": int}
-_BEYOND = {"label": str, "group": str, "metric": str, "probe": str, "hidden_state": float,
-           "low_95_hidden": float, "high_95_hidden": float, "baseline": str, "baseline_probe": str,
-           "baseline_score": float, "difference": float, "low_95": float, "high_95": float,
-           "p": float, "num_examples": int, "num_levels": int}
-PROBE_ATLAS = Schema(
-    "a probe atlas", "analysis/probe_atlas.py", items={
-        "scores": Entry("scores/{}.csv", Table(_SCORES, exact=True)),
-        "beyond": Entry("beyond/{}.csv", Table(_BEYOND, exact=True)),
-        "weights": Entry("weights/{}.npz", Npz({
-            "weights": Array(np.float32, "D"), "train": Array(np.int64, "T"),
-            "penalty": Array(np.int64, "V"), "test": Array(np.int64, "E")}))},
-    results={
-        "atlas": Entry("atlas.csv", Table(_SCORES)),
-        "comparison": Entry("beyond.csv", Table({**_BEYOND, "p_holm": float, "claimed": bool})),
-        "skipped": Entry("skipped.csv", Table({"label": str, "reason": str})),
-        "report": Entry("report.md", Text()),
-        "actions_figure": Entry("actions_ahead.png", File()),
-        "beyond_figure": Entry("beyond_the_frame.png", File())})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +271,7 @@ def probe_label(label: Label, representations: Mapping[str, np.ndarray], levels:
             rows.append({"label": label.name, "group": label.group, "representation": name,
                          "probe": kind, **scores.iloc[0].to_dict(), "held_out": found.held_out,
                          **facts})
-    table = pd.DataFrame(rows)[list(_SCORES)]
+    table = pd.DataFrame(rows)[list(SCORES)]
     best = _better(table[table["representation"] == HIDDEN])
     other = _better(table[table["representation"].isin(BASELINES)])
     difference, p = compare_probes(

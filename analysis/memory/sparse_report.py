@@ -32,38 +32,15 @@ from matplotlib.figure import Figure
 from analysis.memory.dictionaries import FIXED
 from analysis.memory.sparse_features import NAME_MARGIN, NUM_DIRECTIONS
 from common.palette import BLUE, DARK_GREY, DPI, ORANGE
-from common.schemas import Array, Entry, File, Npz, Schema, Table, Text
+from common.schemas import Entry, Schema, Table, Text
 from common.tables import markdown_table
 from generative.start_optimisation.search import OPTIMISED_STARTS
-from interventions.comparison import COMPARISON
+from interventions.direction_folders import signed_label
 from stats.effects import claims_summary
 from stats.forest_plot import name_rows
 from stats.report import Wording, bold, format_interval, format_number, format_p
 
 EXAMPLE_SIZE = 128  # pixels per frame in examples/
-_DICTIONARY = Npz({
-    "atoms": Array(np.float32, "F D"), "centre": Array(np.float32, "D"),
-    "num_active": Array(np.int64), "encoder": Array(np.float32, "F D", optional=True),
-    "bias": Array(np.float32, "F", optional=True), "signed": Array(np.bool_)})
-_NAMES: dict[str, type] = {
-    "dictionary": str, "feature": int, "frequency": float, "mean_activation": float, "label": str,
-    "auc": float, "low_95": float, "high_95": float, "p": float, "p_holm": float, "base": float,
-    "precision": float, "named": bool, "named_shuffled": bool}
-SPARSE_FEATURES = Schema(
-    "sparse features", "analysis/sparse_features.py", items={
-        "dictionary": Entry("dictionaries/{}.npz", _DICTIONARY),
-        "names": Entry("names/{}.csv", Table(_NAMES, exact=True)),
-        "condition": COMPARISON.items["condition"]},
-    results={
-        "dictionaries": Entry("dictionaries.csv", Table({
-            "dictionary": str, "variance_explained": float, "kl": float, "success": float})),
-        "features": Entry("features.csv", Table({**_NAMES, "rank": float, "kl": float})),
-        "sae": Entry("sae.npz", _DICTIONARY), "effects": Entry("effects.csv", Table()),
-        "effects_report": Entry("effects.md", Text()), "effects_figure": Entry("effects.png",
-                                                                              File()),
-        "examples": Entry("examples/feature_{:0>3}.png", File()),
-        "report": Entry("report.md", Text()), "figure": Entry("dictionaries.png", File())},
-    informative=("versions", "agent_file", "data_dir", "labels_dir"))
 FEATURE_DREAMS = Schema(
     "starts that drive sparse features", "analysis/feature_dreams.py",
     items=OPTIMISED_STARTS.items,
@@ -130,11 +107,6 @@ def report(dictionaries: pd.DataFrame, features: pd.DataFrame, effects: pd.DataF
         *_strongest(features[features["dictionary"] == main]),
         "## Ablation in the real game", "",
         f"{claims_summary(effects).capitalize()}; see [effects.md](effects.md).", ""])
-
-
-def signed_label(label: str, auc: float) -> str:
-    """Return a feature's label, preceded by "not" if the AUC is below 0.5."""
-    return f"not {label}" if auc < 0.5 else label
 
 
 def _strongest(features: pd.DataFrame) -> list[str]:

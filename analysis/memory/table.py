@@ -15,16 +15,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.memory.lesion_results import LESIONS
-from analysis.memory.probe_atlas import (
-    NETWORK,
-    PROBE_ATLAS,
-    STEPS_AHEAD,
-    STEPS_SINCE_VIEW,
-    UNTRAINED,
-)
+from analysis.memory.probe_atlas import NETWORK, STEPS_AHEAD, STEPS_SINCE_VIEW, UNTRAINED
 from analysis.memory.probe_interventions import METHODS, MORE, PROBE, PROBE_INTERVENTIONS
-from analysis.memory.sparse_report import FEATURE_DREAMS, SPARSE_FEATURES
+from analysis.memory.sparse_report import FEATURE_DREAMS
 from common.results import ResultStore, Table
+from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
 from stats.claims import Claim, ClaimsTable, Finding
 from stats.significance import share
 

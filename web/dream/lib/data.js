@@ -2,7 +2,7 @@
 
 import { load, loadManifest as manifestOf, unpacked } from '../../shared/lib/data.js'
 
-const FORMAT = 1
+const FORMAT = 2
 export const TILES = 10 // frames per row of an image of frames
 
 export const loadManifest = () => manifestOf(FORMAT)

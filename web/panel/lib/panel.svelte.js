@@ -130,6 +130,7 @@ export class Panel {
   /** Return the gradients of the chosen saliency type at a step of a sample; null if there are
    * none. */
   gradientsAt(sample, step) {
+    if (this.type?.counterfactual) return null
     const array = this.gradients.get(this.view.type)
     return array && this.has(sample, this.view.type) ? this.at(array, sample, step) : null
   }

@@ -80,11 +80,12 @@ export function drawRecorded(ctx, box, strips, panel, step) {
 export function drawSaliency(ctx, box, strips, panel, sample, step) {
   if (strips.saliency) {
     drawPicture(ctx, box, strips.saliency, step, panel.manifest.frame)
-    const { steps } = panel.type
+    const { steps, counterfactual } = panel.type
     if (!steps.length || step <= Math.max(...steps)) return // otherwise, the image is empty
     ctx.fillStyle = panel.colours.surface
     ctx.fillRect(box.x, box.y + box.h - 24, box.w, 24)
-    drawMessage(ctx, { ...box, y: box.y + box.h - 24, h: 24 }, 'after the read-out: no effect', panel.colours)
+    drawMessage(ctx, { ...box, y: box.y + box.h - 24, h: 24 }, counterfactual
+      ? `not computed after step ${Math.max(...steps)}` : 'after the read-out: no effect', panel.colours)
   } else {
     drawMessage(ctx, box, withoutSaliency(panel, sample, strips) || strips.problem || 'loading…', panel.colours)
   }
@@ -145,7 +146,7 @@ export function drawCoordinates(ctx, box, panel, sample, step) {
   drawBars(ctx, bars, values, gradients, full, axes, [panel.view.x, panel.view.y], panel.colours)
   const key = { x: box.x + 40, y: box.y + bars.h + 6, w: box.w - 48, h: KEY_HEIGHT - 6 }
   if (gradients && full > 0) drawGradientKey(ctx, key, full, panel.colours)
-  else drawMessage(ctx, key, gradients ? 'all gradients are 0' : 'no gradients to colour by', panel.colours)
+  else drawMessage(ctx, key, gradients ? 'all gradients are 0' : panel.type?.counterfactual ? 'counterfactual maps have no gradients' : 'no gradients to colour by', panel.colours)
 }
 
 /** Return the agent's most likely action at a step, and the action that led to the step. */
