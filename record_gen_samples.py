@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from agents.agent_file import agent_title
 from agents.hooks import patched
-from agents.reference_set import recorded_reference
+from agents.reference_set import game_name, recorded_reference
 from agents.rollout_files import RolloutFolder
 from common.cli import count
 from common.devices import Compute
@@ -56,7 +56,7 @@ class SampleOptions(SimulatorOptions, GeneratedDataOptions, SwapOptions, Directi
                "actions")
     manual_action: tuple[str, ...] = option(
         (), f"action that is taken at every step: one or several of {', '.join(ACTION_NAMES)}, "
-            "the numbers 9 to 14 (keys that fire or throw in some games), or "
+            "names of the game's other actions (such as fire), their numbers 9 to 14, or "
             f"{ALL_ACTIONS} for all of them, with a video that arranges the samples by the "
             "direction of the action", metavar="ACTION")
     sample_latents: bool = option(
@@ -173,7 +173,8 @@ def make_plan(options: SampleOptions, trained_init_steps: int = 1) -> SamplingPl
     Args:
         trained_init_steps: number of initial frames with which the simulator was trained.
     """
-    actions = manual_actions(options.manual_action)
+    actions = options.manual_action and manual_actions(
+        options.manual_action, game_name(options.agent_file, options.parameters.common.data_dir))
     saliency = options.parameters.get(SaliencyConfig)
     num_steps = saliency.num_sim_steps_manual_actions if actions else saliency.num_sim_steps
     return SamplingPlan(

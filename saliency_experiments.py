@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agents.outputs import VALUE
 from agents.provenance import agent_digests
+from agents.reference_set import game_name
 from common.cli import OneText, count
 from common.errors import Stopped, UserError
 from common.files import versions
@@ -53,7 +54,8 @@ class SaliencyOptions(SimulatorOptions, SamplesOptions, DirectionIdsOptions, Dir
     precision: str = redefine(SimulatorOptions, "precision", default="float32")
     saliency_func_type: tuple[str, ...] | None = option(
         None, f"functions to differentiate: one or several of {', '.join(FUNCTIONS)} (all "
-              f"directions of --direction_ids); {DIRECTION}_3 or {DIRECTION}_3_pca for direction 3",
+              f"directions of --direction_ids); {DIRECTION}_3 or {DIRECTION}_3_pca for direction "
+              "3; or actions of the game, such as left or fire",
         key="analysis.saliency.func_type", metavar="FUNCTION")
     sample_ids: str | None = option(
         None, "sample numbers, or a range; '0 to 100' excludes 100",
@@ -106,7 +108,9 @@ class SaliencyOptions(SimulatorOptions, SamplesOptions, DirectionIdsOptions, Dir
         """
         settings = self.settings
         functions = saliency_functions(settings.func_type, settings.ids("direction_ids"),
-                                       settings.direction_type)
+                                       settings.direction_type,
+                                       game_name(self.agent_file,
+                                                 self.parameters.common.data_dir))
         if not functions or not self.numbers:
             needed = ("functions: see --direction_ids" if self.numbers
                       else "samples: see --sample_ids")

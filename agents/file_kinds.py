@@ -21,6 +21,9 @@ _BEGINNINGS = (
     (b"version https://git-lfs", "a pointer of Git LFS: fetch the file with git lfs pull"),
     (b"<", "a web page: download the file itself"),
     (b"{", "a text file of JSON, not weights"))
+_TABLE_END = bytes.fromhex("57fb808b247547db")  # of a TensorFlow .index file
+_TENSORFLOW = f"of a TensorFlow checkpoint: {_REBUILD}"
+_TRUNCATED = "truncated: the end of its archive is missing; copy the file again"
 _PICKLES = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 
 
@@ -39,14 +42,28 @@ def folder_kind(path: Path) -> str:
         return f"a JAX checkpoint (Orbax): {_REBUILD}"
     if "saved_model.pb" in names:
         return f"a TensorFlow model: {_REBUILD}"
+    if {"rllib_checkpoint.json", "algorithm_state.pkl"} & names:
+        return f"an RLlib checkpoint: {_SAVE}"
     return "a folder: give the file with the weights"
 
 
-def file_kind(data: bytes) -> str:
-    """Return the kind of a file that is not a torch file of tensors, and what to do; or ""."""
+def file_kind(data: bytes, name: str) -> str:
+    """Return the kind of a file that is not a torch file of tensors, and what to do; or "".
+
+    Args:
+        data: content of the file.
+        name: its name, which alone identifies a file of raw numbers.
+    """
     archive, head = open_archive(data), data[:_HEAD]
+    if not data:
+        return "empty: copy the file again"
     if archive is not None:
         return _archive_kind(archive, data)
+    if data.startswith(b"PK\x03\x04"):
+        return _TRUNCATED
+    if data.startswith(b"model_checkpoint_path") or data.endswith(_TABLE_END) or (
+            ".data-0" in name):
+        return f"a part {_TENSORFLOW}"
     if b"joblib.numpy_pickle" in head:
         return ("a joblib file: python -m attribution.published converts agents of Understanding "
                 "RL Vision")

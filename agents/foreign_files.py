@@ -99,7 +99,7 @@ def read_content(path: Path) -> dict[str, Any]:
     try:
         content = load_tensors(path, WHAT, data)
     except UserError as error:
-        kind = file_kind(data)
+        kind = file_kind(data, path.name)
         raise UserError(f"{path} is {kind}" if kind else str(error)) from None
     if _is_ours(content):
         return content
@@ -309,7 +309,7 @@ def _ours(state: State) -> State:
 
 def _other_network(state: State) -> str | None:
     """Return what an agent with other names is, and what to do; None if it is not recognised."""
-    if any(name.startswith(("q_net.", "q_network.")) for name in state):
+    if any(name.startswith(("q_net.", "q_network.", "quantile_net.")) for name in state):
         return "it is a Q-network, which has no policy"
     if "dist.linear.weight" in state and any(name.startswith("base.") for name in state):
         return ("it is an agent of the pytorch-a2c-ppo-acktr family (level replay, DrAC, IDAAC), "

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from agents.agent_file import read_origin
 from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.hooks import cached, disabled
 from agents.layers import Layer
@@ -204,3 +206,11 @@ def random_steps(policy: Policy, compute: Compute, env: EnvConfig,
                           key=lambda episode: episode.number):
         yield episode, int(np.random.default_rng([seed, episode.number, 1]).integers(
             max(episode.length, 1)))
+
+
+def game_name(agent_file: Path, data_dir: str | Path) -> str:
+    """Return the game of an agent as its file says, or else as its recording says, or ""."""
+    game = read_origin(agent_file).env_name
+    if game is None:
+        game = (RolloutFolder(Path(data_dir)).description().get("env") or {}).get("env_name")
+    return game or ""

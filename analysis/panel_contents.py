@@ -364,7 +364,7 @@ def _saliency_type(name: str, steps: tuple[int, ...]) -> tuple[tuple, SaliencyTy
     functions: tuple[SaliencyFunction, ...] = ()
     with contextlib.suppress(UserError):  # raised for names that only published files use
         functions = saliency_functions([name.removesuffix(suffix_of(name))], (), "ica")
-    if not functions:
+    if not functions or functions[0].action is not None:
         return (True, "", 0, "", 0, name), SaliencyType(name, name.replace("_", " "), steps)
     (function,) = functions
     suffix = suffix_of(name)

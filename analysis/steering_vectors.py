@@ -17,12 +17,11 @@ import pandas as pd
 from agents.agent_file import load_agent
 from agents.layers import find_layer, layers_named
 from agents.networks import Policy
-from agents.reference_set import ReferenceSet, activations_of
+from agents.reference_set import ReferenceSet, activations_of, game_name
 from agents.rollout_files import RolloutFolder
 from analysis.steps import check_episodes
 from common.cli import count, output_file, seed
 from common.errors import UserError, nearest
-from common.game_constants import ACTION_LABELS, NUM_ACTIONS
 from common.options import (
     ComputeOptions,
     OutputFileOptions,
@@ -31,6 +30,7 @@ from common.options import (
     option,
     redefine,
 )
+from envs.objects import action_number
 from generative.flags import DataOptions
 from interventions.config import DirectionFilesConfig
 from interventions.flags import DirectionOptions
@@ -146,7 +146,8 @@ def read_classes(options: SteeringVectorOptions) -> ClassifiedStates:
     check_episodes(folder, num_episodes)
     steps = folder.all_steps(range(num_episodes))
     clusters = hidden_state_results(options.directions_folder, num_episodes)
-    split = split_states(options.split, steps, lambda: clusters.read("clusters"))
+    split = split_states(options.split, steps, lambda: clusters.read("clusters"),
+                         game_name(options.agent_file, folder.path))
     check_classes(split.is_in, options.split)
     split = split.some(options.num_states, options.seed)
     modes = [folder.description()["env"]["distribution_mode"]] if folder.description() else []
@@ -193,7 +194,8 @@ class Split:
         return Split(self.rows[chosen], self.is_in[chosen])
 
 
-def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarray]) -> Split:
+def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarray],
+                 game: str = "") -> Split:
     """Split the non-terminal steps of a recording into two classes.
 
     Args:
@@ -216,7 +218,7 @@ def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarr
                         f"{WORDS.get(word, WORDS['action'])}")
     counted = steps["done"].to_numpy() == 0
     if word == "action":
-        is_in = np.isin(steps["action"], [_action(name) for name in value.split(",")])
+        is_in = np.isin(steps["action"], [action_number(name, game) for name in value.split(",")])
     elif word == "value":
         share = _number(value, float, word)
         if not 0 < share <= 0.5:
@@ -239,15 +241,6 @@ def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarr
         counted &= labels >= 0
     rows = np.flatnonzero(counted)
     return Split(rows, is_in[rows])
-
-
-def _action(name: str) -> int:
-    if name.isdecimal() and int(name) < NUM_ACTIONS:
-        return int(name)
-    if name not in ACTION_LABELS:
-        raise UserError(f"there is no action '{name}'{nearest(name, ACTION_LABELS)}; numbers from "
-                        f"0 to {NUM_ACTIONS - 1} are also accepted")
-    return ACTION_LABELS.index(name)
 
 
 def _number(text: str, kind: type, word: str) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from agents.reference_set import game_name
 from common.cli import count
 from common.devices import Compute
 from common.errors import UserError
@@ -73,7 +74,8 @@ def chosen_targets(options: OptimiseStartOptions, simulator: Simulator, compute:
         projector, matrices = options.load_projector(policy, options.agent_file)
         projector = projector.on(compute.device)
     targets = targets_named(options.targets, policy, settings.ids("direction_ids"),
-                            settings.direction_type, projector)
+                            settings.direction_type, projector,
+                            game_name(options.agent_file, options.parameters.common.data_dir))
     if options.num_targets is not None:
         if options.num_targets > len(targets):
             raise UserError(f"--num_targets is {options.num_targets}, but --targets names only "

@@ -22,8 +22,7 @@ from agents.frames import to_frames
 from agents.patch import NO_LEVEL, BatchInfo
 from common.devices import Compute
 from common.errors import UserError
-from common.game_constants import ACTION_LABELS, ACTION_NAMES, NUM_ACTIONS
-from common.parameters import one_of
+from common.game_constants import ACTION_LABELS, ACTION_NAMES
 from common.progress import Progress
 from common.signals import deferred_signals
 from common.video import (
@@ -34,6 +33,7 @@ from common.video import (
     mark_terminal,
     write_video,
 )
+from envs.objects import action_number
 from generative.batches import AlignedBatch, align, divide
 from generative.dataset import RolloutDataset
 from generative.networks import Draw, LatentSampler, PresetDraw
@@ -44,7 +44,6 @@ from generative.squares import World
 from generative.start_worlds import check_prior, on, rounded, sampled_world, world_seeds
 
 ALL_ACTIONS = "pattern"  # stands for all nine manual actions
-OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # synonyms
 FRAMES_PER_SECOND = 5
 VIDEO_SCALE = 3
 # Random streams; a generator's seed consists of seed, stream and number of the start, and for the
@@ -131,17 +130,19 @@ class SamplingPlan:
         return "recorded_actions" if self.recorded_actions else start
 
 
-def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
-    """Parse names or numbers of actions, or synonyms in ``OTHER_NAMES``, from the command line.
+def manual_actions(names: Sequence[str], game: str = "") -> tuple[str, ...]:
+    """Parse actions from the command line, see ``envs.objects.action_number``.
+
+    Returns:
+        The names in ``ACTION_LABELS``.
 
     Raises:
         UserError: if an action is unknown (the message suggests the nearest name) or given twice,
             or ``pattern``, which stands for all nine actions, is combined with other actions.
     """
-    names = [ACTION_LABELS[int(name)] if name in map(str, range(NUM_ACTIONS))
-             else OTHER_NAMES.get(name, name) for name in names]
+    names = [name if name == ALL_ACTIONS else
+             ACTION_LABELS[action_number(name, game, "--manual_action")] for name in names]
     for name in names:
-        one_of("--manual_action", name, (*ACTION_LABELS, ALL_ACTIONS))
         if names.count(name) > 1 or (name == ALL_ACTIONS and len(names) > 1):
             raise UserError(f"--manual_action: give '{name}' only once, and '{ALL_ACTIONS}' "
                             "without other actions")

@@ -16,6 +16,7 @@ from envs.env_config import GAMES_OF_MODE, EnvConfig
 from envs.level_state import LevelState
 from envs.objects import GameObject, action_labels, objects_of, undrawn
 from envs.procgen_env import LevelSlots, StateView
+from generative.saliency.gradients import saliency_functions
 from generative.sampling import manual_actions
 
 STAY = 4
@@ -69,6 +70,21 @@ def test_stars_mark_the_keys_in_pictures_and_numbers_force_them():
     assert manual_actions(["9", "4"]) == (ACTION_LABELS[9], "null")
     with pytest.raises(UserError, match="--manual_action"):
         manual_actions(["15"])
+
+
+def test_actions_have_the_names_of_their_game():
+    """Fails if a key has a number of another game, or a mistake does not name the nearest action.
+    """
+    assert manual_actions(["fire", "Fire_backwards", "jump"], "starpilot") == (
+        ACTION_LABELS[9], ACTION_LABELS[10], "up")
+    assert manual_actions(["throw key"], "fruitbot") == (ACTION_LABELS[9],)
+    with pytest.raises(UserError, match=r"'fir' in starpilot \(did you mean 'fire'\?\)"):
+        manual_actions(["fir"], "starpilot")
+    with pytest.raises(UserError, match="unknown --manual_action 'fire' in coinrun"):
+        manual_actions(["fire"], "coinrun")
+    functions = saliency_functions(["fire_w", "left", "leftwards"], (), "ica", "starpilot")
+    assert [(function.name, function.action) for function in functions] == [
+        ("fire_w", 11), ("left", 1), ("leftwards", None)]
 
 
 @pytest.mark.parametrize("game", NEW_GAMES)

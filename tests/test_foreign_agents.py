@@ -285,7 +285,13 @@ NATURE = {"network.0.weight": torch.zeros(32, 4, 8, 8), "network.0.bias": torch.
     (b"\x80\x04\x95\x10", "a Python pickle, which would run code"),
     ({"arr_0.npy": b""}, "a NumPy archive (.npz)"),
     ({"data": json.dumps({}), "readme.txt": b""}, "neither torch nor Stable-Baselines3 wrote"),
-    (b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS")])
+    (b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS"),
+    (b"", "empty"),
+    (b"PK\x03\x04 and a part", "truncated: the end of its archive is missing"),
+    (b'model_checkpoint_path: "model.ckpt-100"', "a part of a TensorFlow checkpoint"),
+    (bytes(40) + (0xdb4775248b80fb57).to_bytes(8, "little"), "a part of a TensorFlow checkpoint"),
+    ({"quantile_net.quantile_net.0.weight": torch.zeros(3, 3),
+      **dict.fromkeys("abc", torch.zeros(2))}, "a Q-network, which has no policy")])
 def test_other_files_are_refused_by_what_they_are(content, words, tmp_path, capsys):
     path = tmp_path / "agent"
     if isinstance(content, bytes):
@@ -295,3 +301,12 @@ def test_other_files_are_refused_by_what_they_are(content, words, tmp_path, caps
     else:
         torch.save(content, path)
     assert words in refusal(evaluate.main, ["--agent_file", path], capsys)
+
+
+def test_folders_and_raw_numbers_are_refused_by_their_names(tmp_path, capsys):
+    """Fails if a checkpoint of RLlib is called a folder only, or TensorFlow's numbers truncated."""
+    (tmp_path / "rllib_checkpoint.json").write_text("{}")
+    assert "an RLlib checkpoint" in refusal(evaluate.main, ["--agent_file", tmp_path], capsys)
+    path = tmp_path / "model.ckpt.data-00000-of-00001"
+    path.write_bytes(bytes(range(1, 200)))
+    assert "TensorFlow checkpoint" in refusal(evaluate.main, ["--agent_file", path], capsys)

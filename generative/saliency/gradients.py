@@ -27,6 +27,7 @@ from agents.outputs import ANSWERS
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.video import enlarge, mark_action, side_by_side
+from envs.objects import action_labels, action_name, action_number
 from generative.camera import PATCH, shift
 from generative.config import SimulatorConfig
 from generative.networks import LatentSampler, on_unit_sphere
@@ -52,14 +53,17 @@ class SaliencyFunction:
     """A scalar function of a simulation, whose gradients are computed.
 
     Attributes:
-        what: one of ``FUNCTIONS``.
+        what: one of ``FUNCTIONS``, or the name of an action in the game.
         direction: number of a direction of the hidden state, or None.
         direction_type: type of the direction, or None.
+        action: number of the action whose log-probability is the function, or None; ``what`` is
+            then the action's name.
     """
 
     what: str
     direction: int | None = None
     direction_type: DirectionType | None = None
+    action: int | None = None
 
     @property
     def name(self) -> str:
@@ -99,6 +103,8 @@ class SaliencyFunction:
         chosen = [steps[t] for t in common_timesteps]
         if self.what == END:  # probability that the episode has ended
             return torch.stack([step.terminal_logits for step in chosen]).sigmoid().mean(dim=0)
+        if self.action is not None:
+            return torch.stack([step.log_probs[..., self.action] for step in chosen]).mean(dim=0)
         if self.direction is None or self.direction_type is None or coordinates is None:
             return torch.stack([ANSWERS[self.what](step.values, step.log_probs)
                                 for step in chosen]).mean(dim=0)
@@ -107,14 +113,16 @@ class SaliencyFunction:
 
 
 def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
-                       direction_type: str) -> tuple[SaliencyFunction, ...]:
+                       direction_type: str, game: str = "") -> tuple[SaliencyFunction, ...]:
     """Parse the names of functions; duplicates are dropped.
 
     Args:
         names: names in ``FUNCTIONS``, where ``hx_direction`` stands for all ``direction_ids``; or
-            single directions, ``hx_direction_3`` or ``hx_direction_3_pca``.
+            single directions, ``hx_direction_3`` or ``hx_direction_3_pca``; or actions of the game,
+            see ``envs.objects.action_number``.
         direction_ids: numbers of the directions that ``hx_direction`` stands for.
         direction_type: type of directions named without one, "ica" or "pca".
+        game: "" if unknown.
 
     Raises:
         UserError: if a function is unknown; the message suggests the nearest name.
@@ -129,8 +137,14 @@ def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
         elif name in FUNCTIONS:
             functions.append(SaliencyFunction(name))
         else:
-            raise UserError(f"unknown --saliency_func_type '{name}'"
-                            f"{nearest(name, (*FUNCTIONS, f'{DIRECTION}_0'))}")
+            labels = [action_name(label) for label in action_labels(game)]
+            try:
+                action = action_number(name, game)
+            except UserError:
+                known = (*FUNCTIONS, f"{DIRECTION}_0", *labels)
+                raise UserError(f"unknown --saliency_func_type '{name}'"
+                                f"{nearest(name, known)}") from None
+            functions.append(SaliencyFunction(labels[action], action=action))
     return tuple(dict.fromkeys(functions))
 
 

@@ -35,8 +35,7 @@ from agents.networks import Policy, PolicyOutput
 from agents.outputs import POLICY, TAKEN, VALUE, Output, output_names, outputs_named
 from common.devices import Compute
 from common.errors import UserError, nearest
-from common.game_constants import ACTION_NAMES
-from common.parameters import one_of
+from envs.objects import action_number
 from generative.batches import align, in_batches
 from generative.dataset import RolloutDataset
 from generative.networks import LatentSampler
@@ -153,7 +152,7 @@ class Objective:
 
 def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[int],
                   direction_type: str,
-                  projector: Projector | None) -> tuple[Target, ...]:
+                  projector: Projector | None, game: str = "") -> tuple[Target, ...]:
     """Parse the names of targets; duplicates are dropped.
 
     Args:
@@ -164,6 +163,7 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
         direction_ids: numbers of the directions that ``hx_direction`` stands for.
         direction_type: type of these directions: "ica" or "pca".
         projector: projector onto the directions; None if no target is a direction.
+        game: game whose actions are named; "" if unknown.
 
     Raises:
         UserError: if a target is unknown; the message suggests the nearest name.
@@ -177,9 +177,8 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
             targets += [_direction_target(number, kind, projector)
                         for number, kind in checked_directions(functions, projector)]
         elif move := _MOVE.fullmatch(name):
-            for action in move.groups():
-                one_of("action", action, ACTION_NAMES)
-            targets.append(_move_target(name, *map(ACTION_NAMES.index, move.groups())))
+            targets.append(_move_target(
+                name, *(action_number(action, game) for action in move.groups())))
         elif name == POLICY or name in outputs:
             targets += map(_output_target, outputs_named([name]))
         elif colon or "." in name or name in (STATE, "gru"):
