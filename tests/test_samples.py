@@ -292,7 +292,7 @@ def test_samples_with_other_settings_are_refused_by_name(informed, run, capsys):
 
 
 @pytest.mark.parametrize(("more", "words"), [
-    (["--manual_action", "lef"], "unknown --manual_action 'lef' (did you mean 'left'?)"),
+    (["--manual_action", "lef"], "unknown --manual_action 'lef'"),
     (["--swap_directions_from", "1", "2", "--swap_directions_to", "3"],
      "2 directions to swap from, but 1 to swap to"),
     (["--swap_directions_from", "16", "--swap_directions_to", "3"], "no ica direction 16"),
