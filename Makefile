@@ -1,7 +1,7 @@
 # make demo       run a small experiment with the shipped agent and simulator; resumes if stopped
 # make test       run the tests; targets that need .venv build it if it is missing or out of date
-# make test-slow  run the tests that make test omits: kills at many moments, learning, and jobs on a
-#                 real Slurm cluster, which the tests start (as root, with slurm-wlm and munge)
+# make test-slow  run the tests that make test omits: several processes, killed runs, learning, and
+#                 jobs on a real Slurm cluster, which the tests start (as root, with slurm-wlm and munge)
 # make test-mutations  check that tests fail for the deliberate bugs of tests/mutations.yml
 # make test-short run a one-minute selection of tests, to check an installation
 # make lint       check style, likely mistakes and types
@@ -26,10 +26,10 @@ $(VENV)/installed: requirements.txt setup.py
 demo: $(VENV)/installed
 	$(BIN)/python run_pipeline.py --preset demo --output_dir $(DEMO) --parallel 2
 
-# pytest starts one process more than there are cores, because some tests wait for other processes.
+# pytest starts two processes more than there are cores, because some tests wait for other processes.
 # Each process has one thread, because most tests are too small for more. Each file runs in a single
 # process, and tests/conftest.py puts the longest files first.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder \
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $$(nproc) + 2) --dist loadfile --no-loadscope-reorder \
 	--durations=10
 test: $(VENV)/installed
 	$(PYTEST) -m "not slow" tests

@@ -264,6 +264,7 @@ def test_stored_worlds_have_the_effects_of_the_table(study, simulator, recording
             assert size >= 0.8 * row.searched - 2e-3
 
 
+@pytest.mark.slow
 def test_a_study_resumes(beyond_study, run, tmp_path):
     study = ResultStore(shutil.copytree(beyond_study, tmp_path / "beyond"), BEYOND)
     paths = [study.file_of("counterfactuals", 0), study.file_of("picture", 1)]

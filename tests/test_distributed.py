@@ -120,6 +120,7 @@ def weights(path):
     return torch.load(path, weights_only=True)["model_state_dict"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["recurrent", "feed-forward"])
 def test_two_processes_train_the_agent_that_one_trains(kind, by_one, by_two):
     runs = [trained_run(folder / kind) for folder in (by_one, by_two[0])]
@@ -134,6 +135,7 @@ def test_two_processes_train_the_agent_that_one_trains(kind, by_one, by_two):
     pd.testing.assert_frame_equal(two[counted], one[counted])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["simulator", "spatial"])
 def test_two_processes_train_the_simulator_that_one_trains(kind, by_one, by_two):
     one, two = (progress_of(simulator_run(folder / kind)) for folder in (by_one, by_two[0]))
@@ -179,6 +181,7 @@ def test_late_processes_are_waited_for_before_the_sum_and_before_it_is_read():
             torch.testing.assert_close(own, each[0], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_are_added_up_in_any_layout_and_where_a_process_has_none(way, summed):
     for number in range(ROUNDS):
@@ -195,16 +198,19 @@ def test_gradients_are_added_up_in_any_layout_and_where_a_process_has_none(way, 
                     torch.testing.assert_close(total, expected, rtol=0, atol=0, msg=name)
 
 
+@pytest.mark.slow
 def test_gradients_lie_in_shared_memory_where_all_processes_see_it(summed):
     for found in summed:
         assert [found[way] for way in WAYS] == [True, False, False]
 
 
+@pytest.mark.slow
 def test_processes_leave_together_and_then_no_signal_stops_them(by_two):
     _, status, _, errors = by_two
     assert status == 0, errors
 
 
+@pytest.mark.slow
 def test_one_process_alone_writes_and_speaks(by_two):
     folder, _, output, errors = by_two
     assert output.count("training on cpu in float32 by 2 processes") == 4
@@ -296,6 +302,7 @@ def test_numbers_of_processes_that_cannot_share_are_refused(agent_path, recordin
     assert {"agent_file", "seed", "training"} <= compared[0].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("saved_by", "size", "words"), [
     (1, 1, None), (1, 2, "1 process and is resumed with 2: levels"), (2, 2, None),
     (2, 1, "2 processes and is resumed with 1: levels")])
@@ -333,6 +340,7 @@ def test_processes_with_other_settings_are_refused_in_a_sentence(agent_path, tmp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_processes_stop_when_torchrun_is_killed(agent_path, tmp_path):
     """The system may kill torchrun if a job uses too much memory; the processes save first."""
     process = subprocess.Popen(

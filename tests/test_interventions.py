@@ -418,6 +418,7 @@ def test_everything_is_written(compared):
     np.testing.assert_allclose(moved, float(distance), rtol=0.26)
 
 
+@pytest.mark.slow
 def test_directions_are_added_to_a_finished_run(compared, agent_path, matrices, tmp_path):
     path = tmp_path / "more"
     shutil.copytree(compared.path, path)

@@ -402,6 +402,7 @@ def test_every_file_of_a_stage_has_a_name_of_its_script(finished):
                 assert not is_named(stage, finished, name.parent / other), stage.name
 
 
+@pytest.mark.slow
 def test_a_killed_training_keeps_its_predecessor_and_ends_with_the_pipeline(output):
     (agent,) = output.glob("agent/**/model_512.pth")
     content = agent.read_bytes()

@@ -212,6 +212,7 @@ def test_the_notebook_has_stored_outputs():
     assert NOTEBOOK.stat().st_size < 1_000_000
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
     (tmp_path / "pretrained").symlink_to(ROOT / "pretrained")
     monkeypatch.chdir(tmp_path)

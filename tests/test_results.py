@@ -253,7 +253,7 @@ def test_values_come_back_from_files_of_their_names(name, tmp_path):
     ("generative.sample_files.SAMPLES", "sample_00000/mine.npy"),
     ("analysis.memory.sparse_report.OPTIMISED_STARTS", "penalty_1/.mine"),
     ("analysis.memory.sparse_report.OPTIMISED_STARTS", "penalty_1/sample_00000/mine.npy"),
-    ("analysis.memory.sparse_report.COMPARISON", "conditions/mine/starts.npy"),
+    ("interventions.comparison.COMPARISON", "conditions/mine/starts.npy"),
     ("analysis.memory.probe_interventions.PROBE_INTERVENTIONS", "conditions/mine.npy"),
     ("maze.field.results.FIELDS_FILES", "films/.hidden.mp4")])
 def test_names_that_resemble_an_output_are_not_overwritten(schema, name, tmp_path):

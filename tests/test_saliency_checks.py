@@ -501,6 +501,7 @@ def arguments(agent_path, simulator_file, data, folder):
         "block3", "--device", "cpu", "--output_dir", folder))]
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_is_resumed(agent_path, simulator_file, data, tmp_path, monkeypatch):
     monkeypatch.setattr(saliency_checks, "_LEVELS_PER_GROUP", 1)
     monkeypatch.setattr(saliency_checks, "DRAWS", 1)

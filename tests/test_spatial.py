@@ -505,6 +505,7 @@ def test_checkpoints_hold_the_average_of_the_weights(recording, tmp_path):
         assert not torch.equal(trained, expected)
 
 
+@pytest.mark.slow
 def test_it_learns_how_the_camera_moves(recording, tmp_path):
     settings = settings_for(recording, max_batches=18, training={
         "log_interval": 3, "true_camera_share": 1.0, "batch_size": 8, "lr": 5e-3,
@@ -530,6 +531,7 @@ def test_the_camera_alone_sees_what_it_sees_in_the_simulator(simulator, dataset,
                                atol=5e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_camera_alone_is_trained(recording, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(fit_camera, "_HELD_OUT", 60)
     settings = settings_for(recording, max_batches=1)

@@ -486,6 +486,7 @@ def test_script_writes_the_worlds(model_file, recording, tmp_path, capsys):
     assert settings["action_noise"].startswith("with") and not settings["rendered_worlds"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_windows")
 def test_script_simulates_windows_in_rendered_worlds(model_file, recording, tmp_path):
     output = tmp_path / "out"
