@@ -18,6 +18,7 @@ from common.files import versions
 from common.game_constants import ACTION_NAMES
 from common.options import ShardOptions, command, option
 from common.parameters import PARAMETER_SET
+from envs.objects import action_labels
 from generative import sampling
 from generative.config import RecordConfig, SaliencyConfig
 from generative.dataset import RolloutDataset
@@ -174,7 +175,8 @@ def make_plan(options: SampleOptions, trained_init_steps: int = 1) -> SamplingPl
         trained_init_steps: number of initial frames with which the simulator was trained.
     """
     actions = options.manual_action and manual_actions(
-        options.manual_action, game_name(options.agent_file, options.parameters.common.data_dir))
+        options.manual_action, action_labels(game_name(
+            options.agent_file, options.parameters.common.data_dir)))
     saliency = options.parameters.get(SaliencyConfig)
     num_steps = saliency.num_sim_steps_manual_actions if actions else saliency.num_sim_steps
     return SamplingPlan(

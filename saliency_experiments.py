@@ -16,6 +16,7 @@ from common.errors import Stopped, UserError
 from common.files import versions
 from common.options import ShardOptions, command, option, redefine
 from common.shards import WHOLE
+from envs.objects import action_labels
 from generative.config import SaliencyConfig
 from generative.flags import SamplesOptions, SimulatorOptions
 from generative.saliency.counterfactual import CounterfactualMaps, report_effects
@@ -109,8 +110,8 @@ class SaliencyOptions(SimulatorOptions, SamplesOptions, DirectionIdsOptions, Dir
         settings = self.settings
         functions = saliency_functions(settings.func_type, settings.ids("direction_ids"),
                                        settings.direction_type,
-                                       game_name(self.agent_file,
-                                                 self.parameters.common.data_dir))
+                                       action_labels(game_name(
+                                           self.agent_file, self.parameters.common.data_dir)))
         if not functions or not self.numbers:
             needed = ("functions: see --direction_ids" if self.numbers
                       else "samples: see --sample_ids")

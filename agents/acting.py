@@ -6,19 +6,18 @@ Letters in shape comments: M frames, E embedding.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agents.hooks import chunk_of_batch, unhooked
+from agents.hooks import chunk_of_batch, disabled
 from agents.networks import Policy, PolicyOutput, to_images
 from common.config import read_yaml, typed
 from common.devices import Compute
 from common.errors import UserError
-from common.game_constants import NUM_ACTIONS
+from common.game_constants import FRAME_SIZE, NUM_ACTIONS
 
 # Frames embedded at a time, to limit memory. On two AMD cores, 128 took 10 % longer than 1024.
 CPU_CHUNK = 1024
@@ -78,7 +77,7 @@ def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
     return policy.step(embed_frames(policy, frames, compute), hidden_in)
 
 
-def batch_sizes(policy: Policy, compute: Compute, shape: Sequence[int]) -> tuple[int, int]:
+def batch_sizes(policy: Policy, compute: Compute) -> tuple[int, int]:
     """Return the number of frames to pad batches to a multiple of, and the largest number of frames
     of a batch.
 
@@ -90,24 +89,23 @@ def batch_sizes(policy: Policy, compute: Compute, shape: Sequence[int]) -> tuple
     Args:
         policy: the agent; its patches and caches are not used.
         compute: precision and memory layout.
-        shape: shape of a frame.
     """
-    key = (compute, torch.get_num_threads(), *shape,
+    key = (compute, torch.get_num_threads(), type(policy),
            *((name, value.shape) for name, value in policy.named_parameters()))
     if key not in _SIZES:
         is_cpu = compute.device.type == "cpu"
         _SIZES[key] = (
-            (_MULTIPLE, _LARGEST) if is_cpu and _is_equal_in_batches(policy, compute, shape)
+            (_MULTIPLE, _LARGEST) if is_cpu and _is_equal_in_batches(policy, compute)
             else (FRAMES_PER_BATCH, FRAMES_PER_BATCH))
     return _SIZES[key]
 
 
-def _is_equal_in_batches(policy: Policy, compute: Compute, shape: Sequence[int]) -> bool:
+def _is_equal_in_batches(policy: Policy, compute: Compute) -> bool:
     rng = np.random.default_rng(0)
-    frames = rng.integers(0, 256, (_LARGEST, *shape), dtype=np.uint8)
+    frames = rng.integers(0, 256, (_LARGEST, FRAME_SIZE, FRAME_SIZE, 3), dtype=np.uint8)
     hidden = policy.initial_states(_LARGEST)
     hidden += 0.1 * torch.from_numpy(rng.standard_normal(hidden.shape)).to(hidden)
-    with unhooked(policy):
+    with disabled(policy):
         found = [[torch.cat(parts) for parts in zip(*(
             dataclasses.astuple(run_policy(policy, compute, frames[begin:begin + size],
                                            hidden[begin:begin + size]))

@@ -255,6 +255,7 @@ def play_episodes(policy: Policy, compute: Compute, game: EnvConfig | Game,
     num_slots = min(num_slots, len(runs))
     env: Game = game if not isinstance(game, EnvConfig) else RealGame(
         game, num_slots, options.keep_person_views, options.edit, options.edit_every_step)
+    sizes = batch_sizes(policy, compute)
     hidden = policy.initial_states(num_slots)  # (N, D)
     waiting = (Run(*run) for run in runs)
     playing: dict[int, _OpenEpisode] = {}  # episodes in progress by slot
@@ -279,7 +280,7 @@ def play_episodes(policy: Policy, compute: Compute, game: EnvConfig | Game,
             if options.alter_state is not None:
                 entering = options.alter_state(entering, info)
             frames = env.observe(active)
-            output = _run_in_batches(policy, compute, frames, entering, info)
+            output = _run_in_batches(policy, compute, frames, entering, info, sizes)
             hidden[active] = output.hidden_states
             logits = output.logits
             if options.alter_logits is not None:
@@ -342,8 +343,8 @@ def _start(policy: Policy, env: Game, runs: Mapping[int, Run], hidden: Tensor, s
 
 
 def _run_in_batches(policy: Policy, compute: Compute, frames: np.ndarray | Tensor, hidden: Tensor,
-                    info: BatchInfo) -> PolicyOutput:
-    """Run one step on frames (N, H, W, C) and states (N, D) in batches, see ``batch_sizes``.
+                    info: BatchInfo, sizes: tuple[int, int]) -> PolicyOutput:
+    """Run one step on frames (N, H, W, C) and states (N, D) in batches of ``batch_sizes``.
 
     The last batch is padded with empty rows. Simulated images (N, C, H, W) form a single batch.
     """
@@ -351,7 +352,7 @@ def _run_in_batches(policy: Policy, compute: Compute, frames: np.ndarray | Tenso
         with batch_info(policy, info):
             return run_policy(policy, compute, frames, hidden)
     number = len(frames)
-    multiple, largest = batch_sizes(policy, compute, frames.shape[1:])
+    multiple, largest = sizes
     missing = -number % multiple
     frames = np.concatenate([frames, np.zeros((missing, *frames.shape[1:]), frames.dtype)])
     hidden = torch.cat([hidden, hidden.new_zeros(missing, hidden.shape[1])])

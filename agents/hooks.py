@@ -466,20 +466,6 @@ def active_patches(policy: Policy) -> list[ActivePatches]:
                                      if isinstance(block, ActivePatches) and block.layers]
 
 
-@contextlib.contextmanager
-def unhooked(policy: Policy) -> Iterator[None]:
-    """Context manager: the policy runs without its patches and caches."""
-    stack = _HookStack.of(policy)
-    if stack is None:
-        yield
-        return
-    blocks, stack.blocks = stack.blocks, []
-    try:
-        yield
-    finally:
-        stack.blocks = blocks
-
-
 def refuse_patches(policy: Policy, where: str) -> None:
     """Raise UserError if any patch is active.
 

@@ -22,6 +22,7 @@ from agents.rollout_files import RolloutFolder
 from analysis.steps import check_episodes
 from common.cli import count, output_file, seed
 from common.errors import UserError, nearest
+from common.game_constants import ACTION_LABELS, action_number
 from common.options import (
     ComputeOptions,
     OutputFileOptions,
@@ -30,7 +31,7 @@ from common.options import (
     option,
     redefine,
 )
-from envs.objects import action_number
+from envs.objects import action_labels
 from generative.flags import DataOptions
 from interventions.config import DirectionFilesConfig
 from interventions.flags import DirectionOptions
@@ -147,7 +148,7 @@ def read_classes(options: SteeringVectorOptions) -> ClassifiedStates:
     steps = folder.all_steps(range(num_episodes))
     clusters = hidden_state_results(options.directions_folder, num_episodes)
     split = split_states(options.split, steps, lambda: clusters.read("clusters"),
-                         game_name(options.agent_file, folder.path))
+                         action_labels(game_name(options.agent_file, folder.path)))
     check_classes(split.is_in, options.split)
     split = split.some(options.num_states, options.seed)
     modes = [folder.description()["env"]["distribution_mode"]] if folder.description() else []
@@ -195,7 +196,7 @@ class Split:
 
 
 def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarray],
-                 game: str = "") -> Split:
+                 action_words: Sequence[str] = ACTION_LABELS) -> Split:
     """Split the non-terminal steps of a recording into two classes.
 
     Args:
@@ -204,6 +205,7 @@ def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarr
         steps: steps of all episodes, from ``RolloutFolder.all_steps``.
         clusters: function that reads the cluster of each step, -1 for none; called only for a split
             by cluster.
+        action_words: names of Procgen's actions in the game.
 
     Returns:
         The states of both classes; states in neither class are left out.
@@ -218,7 +220,8 @@ def split_states(text: str, steps: pd.DataFrame, clusters: Callable[[], np.ndarr
                         f"{WORDS.get(word, WORDS['action'])}")
     counted = steps["done"].to_numpy() == 0
     if word == "action":
-        is_in = np.isin(steps["action"], [action_number(name, game) for name in value.split(",")])
+        actions = [action_number(name, action_words) for name in value.split(",")]
+        is_in = np.isin(steps["action"], actions)
     elif word == "value":
         share = _number(value, float, word)
         if not 0 < share <= 0.5:

@@ -1,5 +1,12 @@
 """Frame sizes and actions common to all Procgen games; Procgen need not be installed."""
 
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from common.errors import UserError, nearest
+
 FRAME_SIZE = 64  # pixels along a side of the agent's frames
 VIEWS_PER_WORLD = 3  # views per side of a world, see envs.wide_view
 WORLD_SIZE = VIEWS_PER_WORLD * FRAME_SIZE  # pixels along a side of a world
@@ -62,3 +69,31 @@ ACTION_DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0), (0, 1), (1, -1
 ACTION_NAMES = ("downleft", "left", "upleft", "down", "null", "up", "downright", "right", "upright")
 ACTION_LABELS = (*ACTION_NAMES,
                  *(f"special {i}" for i in range(len(ACTION_NAMES), NUM_ACTIONS)))
+OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # of actions
+
+
+def action_name(label: str) -> str:
+    """Return the name of an action as one word: "fire (W)" is ``fire_w``."""
+    return re.sub(r"\W+", "_", label.lower()).strip("_")
+
+
+def action_number(name: str, labels: Sequence[str] = ACTION_LABELS, what: str = "action") -> int:
+    """Parse a name of an action in ``labels``, ``ACTION_LABELS`` or ``OTHER_NAMES``, or its number.
+
+    Args:
+        name: case is ignored, and ``fire_backwards`` stands for "fire backwards".
+        labels: names of Procgen's actions in the game, see ``envs.objects.action_labels``.
+        what: name of the value, for the message.
+
+    Raises:
+        UserError: if there is no such action; the message suggests the nearest name.
+    """
+    names = [action_name(label) for label in labels]
+    known = {**{action_name(label): number for number, label in enumerate(ACTION_LABELS)},
+             **{other: ACTION_LABELS.index(ours) for other, ours in OTHER_NAMES.items()},
+             **{ours: number for number, ours in enumerate(names)},
+             **{str(number): number for number in range(NUM_ACTIONS)}}
+    number = known.get(action_name(name))
+    if number is None:
+        raise UserError(f"unknown {what} '{name}'{nearest(name, names)}")
+    return number

@@ -21,7 +21,6 @@ from envs.level_state import LevelState, MovingObject
 
 GAME_OBJECTS_FILE = Path(__file__).parent.parent / "hyperparams" / "game_objects.yml"
 LEFT, RIGHT = "left", "right"
-OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # of actions
 _KEYS = "keys"  # entry of a game that names actions, not a kind of object
 _EMPTY = 100  # value of an empty cell in every game
 _PLAYER = 0  # entity type of the player
@@ -109,34 +108,6 @@ def action_labels(game: str) -> tuple[str, ...]:
     if not set(keys) <= set(range(len(ACTION_NAMES), NUM_ACTIONS)):
         raise UserError(f"{GAME_OBJECTS_FILE.name}: {game}: the keys are the actions 9 to 14")
     return tuple(str(keys.get(number, label)) for number, label in enumerate(ACTION_LABELS))
-
-
-def action_number(name: str, game: str, what: str = "action") -> int:
-    """Parse the name of an action in a game, a name in ``OTHER_NAMES``, or a number.
-
-    Args:
-        name: case is ignored, and ``fire_backwards`` stands for "fire backwards".
-        game: "" if unknown; names of keys are then not accepted.
-        what: name of the value, for the message.
-
-    Raises:
-        UserError: if there is no such action; the message suggests the nearest name.
-    """
-    labels = [action_name(label) for label in action_labels(game)]
-    known = {**{action_name(label): number for number, label in enumerate(ACTION_LABELS)},
-             **{other: labels.index(ours) for other, ours in OTHER_NAMES.items()},
-             **{label: number for number, label in enumerate(labels)},
-             **{str(number): number for number in range(NUM_ACTIONS)}}
-    number = known.get(action_name(name))
-    if number is None:
-        where = f" in {game}" if game else ""
-        raise UserError(f"unknown {what} '{name}'{where}{nearest(name, labels)}")
-    return number
-
-
-def action_name(label: str) -> str:
-    """Return the name of an action as one word: "fire (W)" is ``fire_w``."""
-    return re.sub(r"\W+", "_", label.lower()).strip("_")
 
 
 def kind_label(name: str) -> str:

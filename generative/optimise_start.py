@@ -18,6 +18,7 @@ from common.cli import count
 from common.devices import Compute
 from common.errors import UserError
 from common.options import command, option
+from envs.objects import action_labels
 from generative.config import SaliencyConfig
 from generative.saliency.gradients import DIRECTION
 from generative.simulator import Simulator
@@ -75,7 +76,8 @@ def chosen_targets(options: OptimiseStartOptions, simulator: Simulator, compute:
         projector = projector.on(compute.device)
     targets = targets_named(options.targets, policy, settings.ids("direction_ids"),
                             settings.direction_type, projector,
-                            game_name(options.agent_file, options.parameters.common.data_dir))
+                            action_labels(game_name(options.agent_file,
+                                                    options.parameters.common.data_dir)))
     if options.num_targets is not None:
         if options.num_targets > len(targets):
             raise UserError(f"--num_targets is {options.num_targets}, but --targets names only "

@@ -22,7 +22,7 @@ from agents.frames import to_frames
 from agents.patch import NO_LEVEL, BatchInfo
 from common.devices import Compute
 from common.errors import UserError
-from common.game_constants import ACTION_LABELS, ACTION_NAMES
+from common.game_constants import ACTION_LABELS, ACTION_NAMES, action_number
 from common.progress import Progress
 from common.signals import deferred_signals
 from common.video import (
@@ -33,7 +33,6 @@ from common.video import (
     mark_terminal,
     write_video,
 )
-from envs.objects import action_number
 from generative.batches import AlignedBatch, align, divide
 from generative.dataset import RolloutDataset
 from generative.networks import Draw, LatentSampler, PresetDraw
@@ -130,8 +129,9 @@ class SamplingPlan:
         return "recorded_actions" if self.recorded_actions else start
 
 
-def manual_actions(names: Sequence[str], game: str = "") -> tuple[str, ...]:
-    """Parse actions from the command line, see ``envs.objects.action_number``.
+def manual_actions(names: Sequence[str],
+                   labels: Sequence[str] = ACTION_LABELS) -> tuple[str, ...]:
+    """Parse actions from the command line, see ``common.game_constants.action_number``.
 
     Returns:
         The names in ``ACTION_LABELS``.
@@ -141,7 +141,7 @@ def manual_actions(names: Sequence[str], game: str = "") -> tuple[str, ...]:
             or ``pattern``, which stands for all nine actions, is combined with other actions.
     """
     names = [name if name == ALL_ACTIONS else
-             ACTION_LABELS[action_number(name, game, "--manual_action")] for name in names]
+             ACTION_LABELS[action_number(name, labels, "--manual_action")] for name in names]
     for name in names:
         if names.count(name) > 1 or (name == ALL_ACTIONS and len(names) > 1):
             raise UserError(f"--manual_action: give '{name}' only once, and '{ALL_ACTIONS}' "

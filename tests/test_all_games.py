@@ -75,14 +75,15 @@ def test_stars_mark_the_keys_in_pictures_and_numbers_force_them():
 def test_actions_have_the_names_of_their_game():
     """Fails if a key has a number of another game, or a mistake does not name the nearest action.
     """
-    assert manual_actions(["fire", "Fire_backwards", "jump"], "starpilot") == (
+    assert manual_actions(["fire", "Fire_backwards", "jump"], action_labels("starpilot")) == (
         ACTION_LABELS[9], ACTION_LABELS[10], "up")
-    assert manual_actions(["throw key"], "fruitbot") == (ACTION_LABELS[9],)
-    with pytest.raises(UserError, match=r"'fir' in starpilot \(did you mean 'fire'\?\)"):
-        manual_actions(["fir"], "starpilot")
-    with pytest.raises(UserError, match="unknown --manual_action 'fire' in coinrun"):
-        manual_actions(["fire"], "coinrun")
-    functions = saliency_functions(["fire_w", "left", "leftwards"], (), "ica", "starpilot")
+    assert manual_actions(["throw key"], action_labels("fruitbot")) == (ACTION_LABELS[9],)
+    with pytest.raises(UserError, match=r"'fir' \(did you mean 'fire'\?\)"):
+        manual_actions(["fir"], action_labels("starpilot"))
+    with pytest.raises(UserError, match="unknown --manual_action 'fire'"):
+        manual_actions(["fire"], action_labels("coinrun"))
+    functions = saliency_functions(["fire_w", "left", "leftwards"], (), "ica",
+                                   action_labels("starpilot"))
     assert [(function.name, function.action) for function in functions] == [
         ("fire_w", 11), ("left", 1), ("leftwards", None)]
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import FLOAT32, random_frames, small_policy, tiny_policy
 
+from agents import acting
 from agents.acting import embed_frames, run_policy
 from agents.episodes import PlayOptions, play_episodes
 from agents.hooks import batch_info, cached, patched
@@ -322,3 +323,19 @@ def test_the_change_of_a_state_sees_what_entered():
             lambda entering, leaving: entering + 2 * (leaving - entering))]):
         altered = policy.step(embeddings, hidden).hidden_states
     assert torch.equal(altered, hidden + 2 * (plain - hidden))
+
+
+def test_batches_are_small_only_if_each_frame_keeps_its_bits(monkeypatch):
+    """Fails if the sizes are not tried, or if patches take part in the trial."""
+    monkeypatch.setattr(acting, "_SIZES", {})
+    policy, frames = tiny_policy(), np.random.default_rng(5).integers(
+        0, 256, (64, 64, 64, 3), dtype=np.uint8)
+    with patched(policy, {"embedder": lambda output: pytest.fail("a patch was used")}):
+        multiple, largest = acting.batch_sizes(policy, FLOAT32)
+    found = [torch.cat([run_policy(
+        policy, FLOAT32, frames[begin:begin + size], policy.initial_states(size)).values
+        for begin in range(0, 48, size)]) for size in (16, multiple, min(largest, 48))]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    acting._SIZES.clear()
+    policy.embedder.register_forward_hook(lambda _module, _inputs, output: output * len(output))
+    assert acting.batch_sizes(policy, FLOAT32) == (acting.FRAMES_PER_BATCH,) * 2

@@ -101,8 +101,8 @@ def finished(tmp_path_factory, notes):
     (site / "sitecustomize.py").write_text(f"FOLDERS, NOTES = {folders}, '{notes}'\n{NOTING}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))  # also for stages that tests run again
-        subprocess.run([sys.executable, "run_pipeline.py", *arguments(folder)], cwd=ROOT,
-                       check=True)
+        subprocess.run([sys.executable, "run_pipeline.py",
+                        *arguments(folder, "--parallel", "2")], cwd=ROOT, check=True)
         yield folder
 
 

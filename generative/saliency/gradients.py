@@ -26,8 +26,8 @@ from torch import Tensor
 from agents.outputs import ANSWERS
 from common.devices import Compute
 from common.errors import UserError, nearest
+from common.game_constants import ACTION_LABELS, action_name, action_number
 from common.video import enlarge, mark_action, side_by_side
-from envs.objects import action_labels, action_name, action_number
 from generative.camera import PATCH, shift
 from generative.config import SimulatorConfig
 from generative.networks import LatentSampler, on_unit_sphere
@@ -113,16 +113,17 @@ class SaliencyFunction:
 
 
 def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
-                       direction_type: str, game: str = "") -> tuple[SaliencyFunction, ...]:
+                       direction_type: str, action_labels: Sequence[str] = ACTION_LABELS,
+                       ) -> tuple[SaliencyFunction, ...]:
     """Parse the names of functions; duplicates are dropped.
 
     Args:
         names: names in ``FUNCTIONS``, where ``hx_direction`` stands for all ``direction_ids``; or
             single directions, ``hx_direction_3`` or ``hx_direction_3_pca``; or actions of the game,
-            see ``envs.objects.action_number``.
+            see ``common.game_constants.action_number``.
         direction_ids: numbers of the directions that ``hx_direction`` stands for.
         direction_type: type of directions named without one, "ica" or "pca".
-        game: "" if unknown.
+        action_labels: names of Procgen's actions in the game.
 
     Raises:
         UserError: if a function is unknown; the message suggests the nearest name.
@@ -137,9 +138,9 @@ def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
         elif name in FUNCTIONS:
             functions.append(SaliencyFunction(name))
         else:
-            labels = [action_name(label) for label in action_labels(game)]
+            labels = [action_name(label) for label in action_labels]
             try:
-                action = action_number(name, game)
+                action = action_number(name, action_labels)
             except UserError:
                 known = (*FUNCTIONS, f"{DIRECTION}_0", *labels)
                 raise UserError(f"unknown --saliency_func_type '{name}'"

@@ -35,7 +35,7 @@ from agents.networks import Policy, PolicyOutput
 from agents.outputs import POLICY, TAKEN, VALUE, Output, output_names, outputs_named
 from common.devices import Compute
 from common.errors import UserError, nearest
-from envs.objects import action_number
+from common.game_constants import ACTION_LABELS, action_number
 from generative.batches import align, in_batches
 from generative.dataset import RolloutDataset
 from generative.networks import LatentSampler
@@ -152,7 +152,8 @@ class Objective:
 
 def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[int],
                   direction_type: str,
-                  projector: Projector | None, game: str = "") -> tuple[Target, ...]:
+                  projector: Projector | None,
+                  action_labels: Sequence[str] = ACTION_LABELS) -> tuple[Target, ...]:
     """Parse the names of targets; duplicates are dropped.
 
     Args:
@@ -163,7 +164,7 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
         direction_ids: numbers of the directions that ``hx_direction`` stands for.
         direction_type: type of these directions: "ica" or "pca".
         projector: projector onto the directions; None if no target is a direction.
-        game: game whose actions are named; "" if unknown.
+        action_labels: names of Procgen's actions in the game.
 
     Raises:
         UserError: if a target is unknown; the message suggests the nearest name.
@@ -178,7 +179,7 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
                         for number, kind in checked_directions(functions, projector)]
         elif move := _MOVE.fullmatch(name):
             targets.append(_move_target(
-                name, *(action_number(action, game) for action in move.groups())))
+                name, *(action_number(action, action_labels) for action in move.groups())))
         elif name == POLICY or name in outputs:
             targets += map(_output_target, outputs_named([name]))
         elif colon or "." in name or name in (STATE, "gru"):
