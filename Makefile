@@ -26,10 +26,10 @@ $(VENV)/installed: requirements.txt setup.py
 demo: $(VENV)/installed
 	$(BIN)/python run_pipeline.py --preset demo --output_dir $(DEMO) --parallel 2
 
-# pytest starts two processes more than there are cores, because some tests wait for other processes.
+# pytest starts one process more than there are cores, because some tests wait for other processes.
 # Each process has one thread, because most tests are too small for more. Each file runs in a single
 # process, and tests/conftest.py puts the longest files first.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $$(nproc) + 2) --dist loadfile --no-loadscope-reorder \
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder \
 	--durations=10
 test: $(VENV)/installed
 	$(PYTEST) -m "not slow" tests
