@@ -21,9 +21,8 @@ import json
 import logging
 import os
 import re
-import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import TextIO
 
@@ -219,39 +218,6 @@ class JobAttempt:
     seconds: float
 
 
-def matches(folder: Path, patterns: Collection[str]) -> list[Path]:
-    """Return the sorted paths in a folder that match any of the glob patterns.
-
-    Args:
-        patterns: patterns relative to the folder; a pattern that begins with "!" excludes paths.
-    """
-    excluded = {path for pattern in patterns if pattern.startswith("!")
-                for path in folder.glob(pattern[1:])}
-    return sorted({path for pattern in patterns if not pattern.startswith("!")
-                   for path in folder.glob(pattern)} - excluded)
-
-
-def find(folder: Path, patterns: Collection[str]) -> list[Path]:
-    """Return the files that match patterns, see ``matches``, without hidden (unfinished) files."""
-    return [path for path in matches(folder, patterns) if path.is_file()
-            and not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-
-
-def unmatched(folder: Path, patterns: Collection[str]) -> str | None:
-    """Return the first pattern that no file matches, or None."""
-    return next((pattern for pattern in patterns
-                 if not pattern.startswith("!") and not find(folder, [pattern])), None)
-
-
-def remove(folder: Path, patterns: Collection[str]) -> None:
-    """Delete all paths that match patterns, including unfinished work in matching folders."""
-    for path in reversed(matches(folder, patterns)):  # contents of a folder before the folder
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-
-
 class Digests:
     """Cache of SHA-256 checksums; files with unchanged size and modification time are not re-read.
 
@@ -276,12 +242,13 @@ class Digests:
 
     def of(self, path: Path) -> str:
         """Return the checksum of a file."""
-        stat, name = path.stat(), str(path.absolute())
+        name, status = str(path.absolute()), path.stat()
         known = self._known.get(name)
-        if not known or known[:2] != [stat.st_size, stat.st_mtime_ns]:
+        if not known or known[:2] != [status.st_size, status.st_mtime_ns]:
             with open(path, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            known = self._known[name] = self._own[name] = [stat.st_size, stat.st_mtime_ns, digest]
+            known = self._known[name] = self._own[name] = [
+                status.st_size, status.st_mtime_ns, digest]
         return known[2]
 
     def save(self) -> None:

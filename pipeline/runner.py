@@ -18,6 +18,7 @@ from common.locks import LOCK_NAME
 from common.shards import NOTES_NAME
 from pipeline.code_closure import code_of
 from pipeline.outputs import is_named
+from pipeline.patterns import contents, find, matches, remove, unmatched
 from pipeline.process import Script, Scripts, finish, step
 from pipeline.records import (
     DONE,
@@ -28,11 +29,7 @@ from pipeline.records import (
     JobAttempt,
     Part,
     Record,
-    find,
-    matches,
-    remove,
     state_of_exit,
-    unmatched,
 )
 from pipeline.stage import MADE_BY, PathResolver, Stage
 
@@ -453,11 +450,9 @@ class Pipeline:
 
     # Deletion of the outputs of a stage that starts from scratch
 
-    def _files_of(self, stage: Stage) -> list[Path]:
-        """Return all files and links that a stage deletes when it starts from scratch."""
-        paths = [inner for path in matches(self.experiment.path, stage.clears or stage.outputs)
-                 for inner in (path, *(() if path.is_symlink() else path.rglob("*")))]
-        return [path for path in paths if path.is_symlink() or not path.is_dir()]
+    def _contents(self, stage: Stage) -> dict[Path, float]:
+        """Return what a stage deletes when it starts from scratch, with modification times."""
+        return contents(self.experiment.path, stage.clears or stage.outputs)
 
     def _check_files(self, stage: Stage) -> None:
         """Check that all files that a stage would delete were written by stages.
@@ -475,11 +470,11 @@ class Pipeline:
             if record is not None and record.status != DONE and record.begun:
                 begun = record.begun - SECONDS_OF_CLOCKS
                 end = experiment.last_at_work(other.name) + SECONDS_OF_CLOCKS
-                own.update(path for path in self._files_of(other)
-                           if begun <= path.lstat().st_mtime <= end
+                own.update(path for path, modified in self._contents(other).items()
+                           if begun <= modified <= end
                            and is_named(other, experiment.path,
                                         path.relative_to(experiment.path)))
-        for path in self._files_of(stage):
+        for path in self._contents(stage):
             name = path.relative_to(experiment.path)
             is_state = is_temporary(name) or any(
                 part == LOCK_NAME or part.startswith(NOTES_NAME) for part in name.parts)

@@ -28,7 +28,7 @@ from generative.dream_page_files import DreamPageFolder
 from generative.runs import EPISODES_NAME, checkpoints, newest_simulator_run
 from interventions.config import SwapConfig
 from maze.field.page_export import MazePageFolder
-from pipeline.records import find
+from pipeline.patterns import find
 
 ROOT = Path(__file__).parent.parent
 HYPERPARAMS = ROOT / "hyperparams"

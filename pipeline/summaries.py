@@ -26,7 +26,7 @@ from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
 from interventions.scan_study import SCANNED
 from maze.field.results import FIELDS_FILES, UNPATCHED
 from maze.studies.claims import CLAIMS as MAZE_CLAIMS
-from pipeline.records import find
+from pipeline.patterns import find
 from pipeline.report_contents import attribution_checks, card_rows_at_step
 from pipeline.stage import agent_experiment, simulator_experiment
 from stats.effects import claims_summary

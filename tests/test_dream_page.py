@@ -34,8 +34,8 @@ from generative.prior import Prior, _motion, _parts, camera_globals
 from generative.sample_files import SampleFolder
 from generative.spatial import split_state
 from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
+from pipeline.patterns import find
 from pipeline.presets import load_preset
-from pipeline.records import find
 from pipeline.stage_files import all_stages
 from tools.browser import opened_page
 

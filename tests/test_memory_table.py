@@ -19,8 +19,8 @@ from common.files import read_json, save_json
 from common.results import ResultStore
 from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
 from interventions.scan_study import SCANNED
+from pipeline.patterns import find
 from pipeline.presets import load_preset
-from pipeline.records import find
 from pipeline.stage import PathResolver
 from pipeline.stage_files import all_stages
 from stats.claims import FINDINGS_NAME, TABLE_NAME

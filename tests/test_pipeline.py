@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import html
 import importlib
+import itertools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -32,8 +34,9 @@ from interventions.comparison import comparison_store
 from pipeline import code_closure
 from pipeline import stage as stage_module
 from pipeline.outputs import is_named
+from pipeline.patterns import contents, find
 from pipeline.presets import load_preset, read_hyperparams
-from pipeline.records import CacheKey, Digests, Experiment, Record, find
+from pipeline.records import CacheKey, Digests, Experiment, Record
 from pipeline.report import PAGE_NAME, REPORT, TEMPLATES, render_document
 from pipeline.report_contents import Check, attribution_checks, card_checks
 from pipeline.stage import HYPERPARAMS, PathResolver
@@ -442,6 +445,31 @@ def test_a_stage_that_fails_says_so_and_goes_on_later(run, output, capsys):
     assert Experiment(output).record("simulate_at_random").status == "failed"
     checkpoint.write_bytes(good)
     assert made(run(output)) == {"simulate_at_random": "the input {simulator} has changed"}
+
+
+def test_files_that_a_running_stage_deletes_are_left_out(tmp_path):
+    """The check before one stage starts looks at the folders of stages that run."""
+    (tmp_path / "own" / "kept").mkdir(parents=True)
+    (tmp_path / "own" / "kept" / "file").touch()
+    is_done = threading.Event()
+
+    def write_and_delete():
+        for number in itertools.count():
+            folder = tmp_path / "own" / f"{number}"
+            folder.mkdir()
+            (folder / "file").touch()
+            shutil.rmtree(folder)
+            if is_done.is_set():
+                return
+
+    thread = threading.Thread(target=write_and_delete)
+    thread.start()
+    try:
+        found = [contents(tmp_path, ["own"]) for _ in range(2000)]
+    finally:
+        is_done.set()
+        thread.join()
+    assert all(tmp_path / "own" / "kept" / "file" in paths for paths in found)
 
 
 def test_a_failure_lets_the_stages_that_run_at_the_same_time_end(run, output, finished, capsys):

@@ -45,7 +45,7 @@ def digests(output: Path, moved_from: Path | None = None) -> dict[str, str]:
     for path in sorted(output.rglob("*")):
         relative = path.relative_to(output)
         if (path.is_file() and relative.parts[0] not in SKIPPED_FOLDERS
-                and not path.name.startswith(("events.", "plot."))):
+                and not path.name.startswith(("events.", "plot.", "plot_for_fig."))):
             result[DATE.sub("DATE", str(relative))] = _digest(path, places)
     return result
 
