@@ -47,7 +47,6 @@ from interventions.config import DirectionsConfig
 from interventions.flags import AlterFromOptions, PlayedDirectionOptions, patched_precision
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.scan_study import SCANNED, run_scan
-from maze.level.patch_words import register_maze_words
 from stats.effects import check_starts
 from stats.report import DIRECTIONS, MIXED, PATCHES
 
@@ -96,7 +95,6 @@ class ComparisonOptions(ConditionOptions, PlayedDirectionOptions, AlterFromOptio
 def compare(options: ComparisonOptions) -> ResultStore:
     """Play with all alterations, or with those of the shard, or scan parts; return the folder of
     the results."""
-    register_maze_words()
     if options.scan and (excluded := options.given & NOT_WITH_SCAN):
         raise UserError(f"--scan patches single frames of real levels; leave --{min(excluded)} out")
     store = options.store

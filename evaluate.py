@@ -31,7 +31,6 @@ from envs.coin import END
 from envs.procgen_env import EnvConfig, draw_new_levels
 from interventions.flags import PatchOptions, patched_precision
 from interventions.patch_text import patch_list_name
-from maze.level.patch_words import register_maze_words
 from stats.significance import share
 
 
@@ -67,7 +66,6 @@ def evaluate_agent(options: EvaluateOptions) -> dict[str, Any]:
     """Play the levels, print the result and return it, as it is stored in the output file."""
     options.check_output(lambda path: {"agent_sha256", "success_rate"}
                          <= read_description(path).keys())
-    register_maze_words()
     compute = options.compute_in(patched_precision(options.precision, options.patch_list))
     config, edit = options.game(options.agent_file)
     if options.new_first_frames and (options.training_levels or options.cheese_region

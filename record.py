@@ -44,7 +44,6 @@ from interventions.flags import (
     patched_precision,
 )
 from interventions.patch_text import patch_list_name
-from maze.level.patch_words import register_maze_words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,6 @@ def record(options: RecordOptions) -> RolloutFolder:
         data = join_recording(folder, options.num_episodes)
         print(f"{options.num_episodes} episodes are in {data.path}")
         return data
-    register_maze_words()
     compute = options.compute_in(patched_precision(options.precision, options.patch_list))
     config, edit = options.game(options.agent_file)
     num_slots = load_agent_config(options.param_name).n_envs

@@ -34,7 +34,6 @@ from interventions.flags import (
     patched_precision,
 )
 from interventions.patch_text import patch_list_name
-from maze.level.patch_words import register_maze_words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,6 @@ def record_samples(options: SampleOptions) -> list[SampleFolder]:
     Raises:
         Stopped: after a stop signal; the same call resumes.
     """
-    register_maze_words()
     if options.join:
         return join(options)
     patch_list, data_dir = options.patch_list, options.parameters.common.data_dir

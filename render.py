@@ -27,7 +27,6 @@ from common.video import (
     write_video,
 )
 from interventions.flags import PatchOptions, patched_precision
-from maze.level.patch_words import register_maze_words
 
 STRIP_MOMENTS = 6
 STRIP_HEIGHT = 256
@@ -78,7 +77,6 @@ def write_episode(store: ResultStore, episode: Episode, tps: int, with_strip: bo
 
 def render(options: RenderOptions) -> Path:
     """Render episodes, and return the folder of the videos."""
-    register_maze_words()
     compute = options.compute_in(patched_precision(options.precision, options.patch_list))
     config, edit = options.game(options.agent_file)
     policy = load_agent(options.agent_file, compute.device)

@@ -13,8 +13,8 @@ import torch
 from agents.networks import build_policy
 from benchmarks.harness import say, seconds_of
 from common.devices import resolve_compute
+from envs.maze.state import MazeState, stock_state
 from maze.field.fields import FrameSource, drawn_frames, stamp_frames, vector_field
-from maze.level.state import MazeState, stock_state
 
 NUM_LEVELS = 100
 NUM_DRAWN = 10  # levels whose frames are also rendered through set_state

@@ -31,13 +31,12 @@ from interventions.comparison import ConditionSet, compare, play_runs
 from interventions.controls import KINDS, OTHERS, controls_of
 from interventions.flags import DirectionIdsOptions, PatchOptions, direction, swap_name
 from interventions.patch_text import (
-    Opening,
     files_of,
     open_patches,
     parse_patch,
     vectors_for,
 )
-from interventions.patches import ChangeState
+from interventions.patches import ChangeState, Opening
 from interventions.projector import Projector
 from interventions.scan_study import ScanOptions
 from interventions.vectors import read_vectors

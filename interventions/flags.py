@@ -21,7 +21,6 @@ from common.step_results import StepResults
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
 from interventions.hidden_states_folder import HIDDEN_STATE_FILES
 from interventions.patch_text import (
-    Opening,
     files_of,
     open_patches,
     parse_patch,
@@ -29,7 +28,7 @@ from interventions.patch_text import (
     read_patch_file,
     warn_of_unused,
 )
-from interventions.patches import ChangeState
+from interventions.patches import ChangeState, Opening
 from interventions.projector import DirectionType, Projector
 
 if TYPE_CHECKING:

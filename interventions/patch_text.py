@@ -16,7 +16,7 @@ channels; a list of lists is a sweep.
 
 Every patch takes ``cell`` (row.column from the top left, several separated by ``/``), ``steps``
 (from:to, which excludes ``to``) and ``levels``. ``_TYPES`` lists the value and further options of
-each kind. Packages register options that apply to one game only, see ``register_option``.
+each kind. ``interventions.maze_words`` holds the options for mazes.
 ``source`` of ``interchange`` names n levels: the level with seed s takes the entries from the first
 frame of source s mod n, numbered from 0.
 """
@@ -31,7 +31,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import yaml
@@ -42,13 +42,12 @@ from agents.hooks import ActivePatches
 from agents.layers import layers_named
 from agents.networks import Policy
 from agents.patch import Patch
-from agents.reference_set import ReferenceSet, activations_of
+from agents.reference_set import activations_of
 from common.errors import UserError, nearest
 from common.files import MAX_REASON, check_nested, read_array, read_bytes
+from interventions.maze_words import MAZE_WORDS
+from interventions.patches import Opening, OpenOption
 from interventions.vectors import read_vectors
-
-if TYPE_CHECKING:
-    from envs.procgen_env import EnvConfig, LevelEdit
 
 logger = logging.getLogger(__name__)
 
@@ -221,11 +220,11 @@ def _make_patch(entries: Mapping[str, str], where: str) -> Patch:
             except (ValueError, KeyError):
                 raise UserError(f"{where}: '{entry}' as {name} is not {expected}") from None
             fields |= parsed if name == "value" else {"cells" if name == "cell" else name: parsed}
-        elif name in _registered:
+        elif name in _GAME_OPTIONS:
             words.append((name, entry))
         elif name not in ("kind", "layer"):
             raise UserError(f"{where}: {kind} has no option '{name}'"
-                            f"{nearest(name, [*forms, *_registered])}")
+                            f"{nearest(name, [*forms, *_GAME_OPTIONS])}")
     parts = [f"{kind}@{layer}" + "".join(mark + entries[name] for name, mark in (
         ("channels", ":"), ("value", "=")) if name in entries)]
     parts += [f"{name}={entry}" for name, entry in entries.items()
@@ -311,40 +310,6 @@ def files_of(patch: Patch) -> list[Path]:
     return [value for value in values if isinstance(value, Path)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Opening:
-    """Agent, game and reference frames for which patches are opened.
-
-    Attributes:
-        policy: agent to which the patches will be applied.
-        env: configuration of the game; None in the simulator.
-        reference: function that returns the reference set; called only if a patch needs one.
-        edit: edit applied to every level before it is played; None for no edit.
-    """
-
-    policy: Policy
-    env: EnvConfig | None
-    reference: Callable[[], ReferenceSet]
-    edit: LevelEdit | None = None
-
-
-OpenOption = Callable[[Patch, str, Opening], Patch]
-"""Function that applies an option to a patch. It maps the patch, the text of the option and the
-opening to a new patch, and raises UserError if the option is not valid for them."""
-
-_registered: dict[str, OpenOption] = {}
-
-
-def register_option(name: str, open_option: OpenOption) -> None:
-    """Register a further option of patches.
-
-    Args:
-        name: name of the option.
-        open_option: function that applies the option when a patch is opened.
-    """
-    _registered[name] = open_option
-
-
 def open_patches(patches: Sequence[Patch], opening: Opening) -> list[Patch]:
     """Prepare patches for an agent: read the files that they name, apply their options, and attach
     the reference set to those that need it.
@@ -370,7 +335,7 @@ def _open_patch(patch: Patch, opening: Opening) -> Patch:
     if isinstance(opened, kinds.SetTo) and isinstance(opened.value, Path):
         opened = dataclasses.replace(opened, value=read_array(opened.value))
     for name, text in patch.words:
-        opened = _registered[name](opened, text, opening)
+        opened = _GAME_OPTIONS[name](opened, text, opening)
     reference: dict[str, Any] = {"reference": opening.reference()} if opened.needs_reference else {}
     return dataclasses.replace(opened, **reference)
 
@@ -422,7 +387,7 @@ def _open_source(patch: Patch, text: str, opening: Opening) -> Patch:
     return dataclasses.replace(patch, pairs=lambda info: outputs[info.level % len(outputs)])
 
 
-register_option("source", _open_source)
+_GAME_OPTIONS: dict[str, OpenOption] = {"source": _open_source, **MAZE_WORDS}
 
 
 def warn_of_unused(active: ActivePatches) -> None:

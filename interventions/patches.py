@@ -14,17 +14,20 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agents.layers import STATE, Layer
-from agents.networks import HiddenChange
+from agents.networks import HiddenChange, Policy
 from agents.patch import BatchInfo, Patch, PatchContext, PatchFn, Selection, Values
 from agents.reference_set import ReferenceSet, activations_of
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    from envs.procgen_env import EnvConfig, LevelEdit
 
 MEAN = "mean"  # value of ``Project.to``
 
@@ -435,3 +438,25 @@ def _meet_in_time(a: tuple[int, int | None] | None, b: tuple[int, int | None] | 
     if a is None or b is None:
         return True
     return ((a[1] is None or b[0] < a[1]) and (b[1] is None or a[0] < b[1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """Agent, game and reference frames for which patches are opened.
+
+    Attributes:
+        policy: agent to which the patches will be applied.
+        env: configuration of the game; None in the simulator.
+        reference: function that returns the reference set; called only if a patch needs one.
+        edit: edit applied to every level before it is played; None for no edit.
+    """
+
+    policy: Policy
+    env: EnvConfig | None
+    reference: Callable[[], ReferenceSet]
+    edit: LevelEdit | None = None
+
+
+OpenOption = Callable[[Patch, str, Opening], Patch]
+"""Function that applies an option to a patch. It maps the patch, the text of the option and the
+opening to a new patch, and raises UserError if the option is not valid for them."""

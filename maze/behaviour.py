@@ -24,10 +24,10 @@ from common.palette import BLUE, COLOURS, DPI, VERMILION
 from common.progress import Progress
 from common.results import ResultStore
 from common.tables import markdown_escaped, markdown_table
+from envs.maze.grid import FEATURES, FORK, KINDS, describe, kind_of
+from envs.maze.state import GAME, MazeState, check_seeds, game_of
 from envs.procgen_env import EnvConfig
-from maze.level.grid import FEATURES, FORK, KINDS, describe, kind_of
-from maze.level.options import AgentOptions, ExactOptions, MazeOptions, RegionOptions
-from maze.level.state import GAME, MazeState, check_seeds, game_of
+from maze.options import AgentOptions, ExactOptions, MazeOptions, RegionOptions
 from maze.studies.behaviour import (
     BEHAVIOUR_FILES,
     CHEESE,

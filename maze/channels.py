@@ -26,11 +26,11 @@ from common.options import command, option, redefine
 from common.palette import BLUE, DPI, VERMILION
 from common.results import ResultStore
 from common.tables import markdown_table
+from envs.maze.state import MazeState, game_of
 from interventions.flags import REFERENCE_SIZE
 from interventions.tracking import SCORES
 from maze.field.fields import reference_frames
-from maze.level.options import AgentOptions, MazeOptions
-from maze.level.state import MazeState, game_of
+from maze.options import AgentOptions, MazeOptions
 from maze.studies.channels import (
     CENTRED,
     CHANNEL_FILES,

@@ -24,7 +24,10 @@ from common.errors import UserError
 from common.options import ShardOptions, command, option, redefine
 from common.results import ResultStore
 from common.shards import WHOLE
+from envs.maze.grid import describe
+from envs.maze.state import MazeState, as_played, draw, game_of
 from interventions.flags import OpenedPatches, PatchOptions
+from interventions.maze_words import marked_squares
 from maze.field.fields import MEMORIES, START, reference_frames
 from maze.field.plots import (
     Style,
@@ -44,10 +47,7 @@ from maze.field.results import (
     moved_table,
     outcome_table,
 )
-from maze.level.grid import describe
-from maze.level.options import AgentOptions, MazeOptions, RegionOptions
-from maze.level.patch_words import marked_squares, register_maze_words
-from maze.level.state import MazeState, as_played, draw, game_of
+from maze.options import AgentOptions, MazeOptions, RegionOptions
 from maze.studies.vectors import OwnVectorOptions
 
 _PRINTED = ("mean_total_variation", "p_cheese", "p_corner", "exact_cheese", "facing_variation")
@@ -90,7 +90,6 @@ def compute_fields(options: FieldStudyOptions) -> pd.DataFrame | None:
     the outcomes by condition and level; None for a dry run, or for one of several shards."""
     policy = options.load_agent()
     all_levels = by_name(options.choose_levels())
-    register_maze_words()
     patches = options.patch_lists
     steered = {name.replace(" ", "_"): patch for name, patch in options.own_vectors(
         policy, [*all_levels.values()]).items()}

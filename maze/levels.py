@@ -17,10 +17,10 @@ from common.options import LogOptions, command, option
 from common.progress import with_progress
 from common.results import Entry, File, ResultStore, Schema, Table
 from common.video import write_strip
-from maze.level.grid import FEATURES, fork_features
-from maze.level.levels import digest, load_text, save_levels
-from maze.level.options import EditOptions, MazeOptions
-from maze.level.state import MazeState, check_seeds, draw
+from envs.maze.grid import FEATURES, fork_features
+from envs.maze.levels import digest, load_text, save_levels
+from envs.maze.state import MazeState, check_seeds, draw
+from maze.options import EditOptions, MazeOptions
 
 LEVEL_FILES = Schema(
     "levels", "python -m maze.levels", items={"level": Entry("level_{}.json", File())},

@@ -21,13 +21,13 @@ from common.devices import resolve_compute
 from common.errors import UserError
 from common.options import Options, command, option
 from common.results import ResultStore, Schema
+from envs.maze.grid import FORK, kind_of
+from envs.maze.levels import chosen_levels
+from envs.maze.state import WORLD_DIMS, MazeState
 from interventions.patches import Add
 from maze.field.fields import vector_field
 from maze.field.outcomes import Chain
 from maze.field.page_export import MazePageFolder, Start, check_agent, write_page
-from maze.level.grid import FORK, kind_of
-from maze.level.levels import chosen_levels
-from maze.level.state import WORLD_DIMS, MazeState
 from maze.studies.vectors import CHEESE, LAYER, level_vectors
 
 MAX_CANDIDATES = 20  # forks on which the effect of the cheese vector is computed

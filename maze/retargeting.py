@@ -28,13 +28,13 @@ from common.palette import BLUE, DPI, VERMILION
 from common.progress import with_progress
 from common.results import ResultStore
 from common.tables import markdown_table
+from envs.maze.state import MazeState, game_of
 from interventions.controls import CHANNELS, controls_of
 from interventions.flags import REFERENCE_SIZE
 from interventions.partial_forward import PartialForward
 from interventions.patches import SetTo
 from maze.field.fields import reference_frames
-from maze.level.options import AgentOptions, MazeOptions
-from maze.level.state import MazeState, game_of
+from maze.options import AgentOptions, MazeOptions
 from maze.studies.channels import ChannelsOptions, write_nothing_chosen
 from maze.studies.retargeting import (
     MOVED_CHEESE,

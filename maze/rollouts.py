@@ -22,12 +22,11 @@ from common.options import command, option, redefine
 from common.progress import with_progress
 from common.results import Entry, File, Json, ResultStore, Schema, Table
 from common.video import FRAMES_PER_SECOND, write_gif, write_video
+from envs.maze.state import as_played, game_of
 from interventions.flags import PatchOptions
 from maze.field.fields import reference_frames
 from maze.field.results import UNPATCHED
-from maze.level.options import AgentOptions, MazeOptions
-from maze.level.patch_words import register_maze_words
-from maze.level.state import as_played, game_of
+from maze.options import AgentOptions, MazeOptions
 from maze.studies.vectors import OwnVectorOptions
 
 FILM_FILES = Schema(
@@ -53,7 +52,6 @@ def film_rollouts(options: RolloutsOptions) -> pd.DataFrame | None:
     """Write the films to ``options.output_dir``, and return the table of episodes, with a row per
     level and condition; None for a dry run."""
     policy = options.load_agent()
-    register_maze_words()
     patches = options.patch_lists
     if not patches and not options.vectors:
         raise UserError("films compare conditions with the unpatched agent; give --vectors, "

@@ -25,6 +25,8 @@ from common.palette import BLUE, DPI, VERMILION
 from common.progress import with_progress
 from common.results import ResultStore
 from common.tables import markdown_table
+from envs.maze.grid import FORK
+from envs.maze.state import MazeState, game_of
 from interventions.controls import matched_sets
 from interventions.flags import REFERENCE_SIZE
 from interventions.partial_forward import PartialForward
@@ -41,9 +43,7 @@ from interventions.resampling import (
     sizes_moved,
 )
 from maze.field.fields import reference_frames
-from maze.level.grid import FORK
-from maze.level.options import AgentOptions, MazeOptions
-from maze.level.state import MazeState, game_of
+from maze.options import AgentOptions, MazeOptions
 from maze.studies.channels import ChannelsOptions, write_nothing_chosen
 from maze.studies.scrubbing import OUTCOMES, SCRUBBING_FILES, SourcePool, make_target
 from stats.effects import check_starts

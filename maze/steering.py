@@ -22,11 +22,11 @@ from common.options import command, option, redefine
 from common.palette import BLUE, DPI, VERMILION
 from common.progress import Progress
 from common.results import ResultStore
+from envs.maze.state import MazeState, game_of
 from interventions.flags import REFERENCE_SIZE
 from interventions.vectors import SteeringVector, save_vectors
 from maze.field.fields import reference_frames
-from maze.level.options import AgentOptions, ExactOptions
-from maze.level.state import MazeState, game_of
+from maze.options import AgentOptions, ExactOptions
 from maze.studies.condition_groups import (
     Forks,
     GroupOptions,

@@ -18,7 +18,11 @@ from agents.agent_file import load_agent, save_agent
 from agents.hooks import patched
 from common.errors import UserError
 from common.results import ResultStore
+from envs.maze.grid import CHEESE, FREE, WALL, Grid, Square
+from envs.maze.levels import save_levels
+from envs.maze.state import draw, stock_state
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
+from interventions.maze_words import marked_squares
 from interventions.patch_text import parse_patch
 from maze import fields
 from maze.field import stamps
@@ -45,10 +49,6 @@ from maze.field.outcomes import (
 )
 from maze.field.plots import Panel, Style, compared, plot_fields, plot_maps
 from maze.field.results import FIELDS_FILES, read_field
-from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
-from maze.level.levels import save_levels
-from maze.level.patch_words import marked_squares
-from maze.level.state import draw, stock_state
 
 MAZE = ["#########",
         "##...####",

@@ -48,7 +48,8 @@ from envs.procgen_env import EnvConfig
 from generative.sample_files import SampleFolder
 from generative.squares import square_images
 from generative.world_data import read_worlds
-from interventions.patch_text import Opening, open_patches, parse_patch, read_patch_file
+from interventions.patch_text import open_patches, parse_patch, read_patch_file
+from interventions.patches import Opening
 from interventions.vectors import read_vectors
 from pipeline.report import render_document
 

@@ -15,12 +15,12 @@ from agents.agent_file import save_agent
 from agents.episodes import PlayOptions, play_episodes
 from agents.goal_places import CheeseRegion
 from common.results import ResultStore
+from envs.maze.grid import FEATURES, FORK, Grid, fork_features
+from envs.maze.state import MazeState, stock_state
 from envs.procgen_env import EnvConfig
 from maze import behaviour
 from maze.field.fields import both_facings
 from maze.field.outcomes import at_decision_square, reaching
-from maze.level.grid import FEATURES, FORK, Grid, fork_features
-from maze.level.state import MazeState, stock_state
 from maze.studies import prediction
 from maze.studies.behaviour import (
     BEHAVIOUR_FILES,

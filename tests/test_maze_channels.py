@@ -12,12 +12,12 @@ from agents.agent_file import save_agent
 from agents.hooks import patched
 from agents.layers import find_layer
 from common.errors import UserError
+from envs.maze.state import stock_state
 from interventions.partial_forward import PartialForward
 from interventions.patches import SetTo
 from maze import channels, retargeting, scrubbing
 from maze.field.fields import both_facings
 from maze.field.outcomes import Chain, path_probability
-from maze.level.state import stock_state
 from maze.studies import claims
 from maze.studies.channels import choose_channels, parse_channels
 from maze.studies.claims import StudiesFolder, findings_of

@@ -14,10 +14,8 @@ from conftest import GOLDEN, PATIENCE, ROOT
 
 from common.errors import UserError
 from envs.level_state import LevelState
-from envs.procgen_env import EnvConfig, ProcgenVectorEnv
-from maze import levels
-from maze.level.grid import CHEESE, FEATURES, FREE, KINDS, WALL, Grid, Square, fork_features
-from maze.level.levels import (
+from envs.maze.grid import CHEESE, FEATURES, FREE, KINDS, WALL, Grid, Square, fork_features
+from envs.maze.levels import (
     Filters,
     LevelEntry,
     find_levels,
@@ -26,7 +24,9 @@ from maze.level.levels import (
     parse_seeds,
     save_levels,
 )
-from maze.level.state import WORLD_DIMS, MazeState, draw, stock_state
+from envs.maze.state import WORLD_DIMS, MazeState, draw, stock_state
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
+from maze import levels
 from maze.studies.vectors import cheese_pair, top_right_pair
 
 ACTIONS = {(0, -1): 1, (-1, 0): 3, (1, 0): 5, (0, 1): 7}  # left, down, up, right

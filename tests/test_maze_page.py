@@ -20,17 +20,16 @@ from agents.hooks import cached, patched
 from agents.networks import NatureEmbedder, Policy, build_policy
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS
+from envs.maze.grid import FREE, WALL, Square
+from envs.maze.levels import Filters, find_levels, from_text, save_levels
+from envs.maze.state import MazeState, as_played, draw, stock_state
 from envs.procgen_env import EnvConfig, StateView
-from interventions.patch_text import Opening, open_patches, parse_patch
-from interventions.patches import Add
+from interventions.patch_text import open_patches, parse_patch
+from interventions.patches import Add, Opening
 from maze import page as script
 from maze.field.fields import vector_field
 from maze.field.outcomes import Chain
 from maze.field.page_export import MazePageFolder
-from maze.level.grid import FREE, WALL, Square
-from maze.level.levels import Filters, find_levels, from_text, save_levels
-from maze.level.patch_words import register_maze_words
-from maze.level.state import MazeState, as_played, draw, stock_state
 from maze.studies.vectors import VECTOR_KINDS, level_vectors
 from tools.browser import SHOWN, opened_page
 
@@ -184,7 +183,6 @@ def fork():
 
 
 def opened(policy, state, texts):
-    register_maze_words()
     opening = Opening(policy, EnvConfig("maze", state.distribution_mode), None,
                       functools.partial(as_played, [state]))
     return open_patches([parse_patch(text) for text in texts], opening)

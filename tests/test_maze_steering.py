@@ -15,6 +15,8 @@ from agents.agent_file import save_agent
 from agents.hooks import patched
 from agents.layers import ALL, all_layers, layers_named
 from common.results import ResultStore
+from envs.maze.levels import Filters, find_levels, save_levels
+from envs.maze.state import stock_state
 from interventions.controls import GAUSSIAN, OTHERS, PERMUTED
 from interventions.patches import Add
 from interventions.vectors import read_vectors
@@ -22,8 +24,6 @@ from maze import rollouts, steering
 from maze.field.fields import both_facings, difference, frames_at, grouped, vector_field
 from maze.field.outcomes import AT_DECISION, at_decision_square, at_decisions, decision_steps
 from maze.field.outcomes import outcomes as outcomes_of_field
-from maze.level.levels import Filters, find_levels, save_levels
-from maze.level.state import stock_state
 from maze.studies.steering import (
     DECISION_OUTCOMES,
     STEERING_FILES,

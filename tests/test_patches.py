@@ -20,19 +20,18 @@ from agents.patch import Apply, BatchInfo
 from agents.reference_set import ReferenceSet
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
+from envs.maze.state import MazeState, draw, stock_state
 from envs.procgen_env import EnvConfig, LevelSlots
 from generative.sample_files import SampleFolder
 from interventions import patches as kinds
 from interventions.patch_text import (
-    Opening,
     open_patches,
     parse_patch,
     patch_list_name,
     read_patch_file,
 )
+from interventions.patches import Opening
 from interventions.vectors import PROBE, SteeringVector, save_vectors
-from maze.level.patch_words import register_maze_words
-from maze.level.state import MazeState, draw, stock_state
 
 LAYER = "embedder.block2.res1.resadd"
 SHAPE = (6, 16, 16)  # of the layer in small_policy
@@ -345,7 +344,6 @@ def test_interchange_takes_entries_from_the_first_frames_of_source_levels():
 # Options for mazes.
 
 def maze_opening(mode="easy", edit=None):
-    register_maze_words()
     return Opening(small_policy(), EnvConfig("maze", mode), reference, edit)
 
 

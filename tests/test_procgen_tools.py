@@ -12,8 +12,8 @@ import pytest
 from conftest import ROOT, tiny_policy
 
 from agents.agent_file import save_agent
-from maze.level.levels import load_levels
-from maze.level.state import stock_state
+from envs.maze.levels import load_levels
+from envs.maze.state import stock_state
 
 PAGE = ROOT / "docs/coming_from.md"
 AGENT = "maze_easy_corner_160022528.pth"

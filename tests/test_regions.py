@@ -25,9 +25,9 @@ from common.config import load_settings
 from common.errors import UserError
 from common.options import parse
 from envs.level_state import LevelState
+from envs.maze.grid import WALL
+from envs.maze.state import WORLD_DIMS, MazeState, draw, stock_state
 from envs.procgen_env import EnvConfig, LevelSlots, ProcgenVectorEnv
-from maze.level.grid import WALL
-from maze.level.state import WORLD_DIMS, MazeState, draw, stock_state
 
 EASY = EnvConfig("maze", "easy")
 ACTIONS = {(0, -1): 1, (-1, 0): 3, (1, 0): 5, (0, 1): 7}  # by (rows, columns) of a move

@@ -24,12 +24,12 @@ from agents.reference_set import ReferenceSet
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS
+from envs.maze.grid import CHEESE, WALL, Grid, Square
+from envs.maze.levels import draw_levels
+from envs.maze.state import MazeState, draw
 from envs.procgen_env import EnvConfig
 from interventions.partial_forward import PartialForward, Prefix
 from maze.field.stamps import Stamps
-from maze.level.grid import CHEESE, WALL, Grid, Square
-from maze.level.levels import draw_levels
-from maze.level.state import MazeState, draw
 
 FrameSource = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Function from squares of the mouse, world (row, column), (n, 2), and its facings (n,) to frames

@@ -21,6 +21,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from common.errors import UserError
+from envs.maze.grid import Grid, Square
 from maze.field.fields import (
     LEFT,
     NO_MEMORY,
@@ -31,7 +32,6 @@ from maze.field.fields import (
     difference,
     direction_between,
 )
-from maze.level.grid import Grid, Square
 
 EPISODE_STEPS = 500  # steps after which an episode ends without reward
 # At the decision square of a fork; log-odds of cheese against corner, entropy in nats.

@@ -36,8 +36,8 @@ from agents.networks import ImpalaEmbedder, Policy
 from common.errors import UserError
 from common.game_constants import ACTION_LABELS
 from common.page_files import PageFolder, data_script, encoded
+from envs.maze.state import WORLD_DIMS, MazeState
 from maze.field.stamps import Stamps
-from maze.level.state import WORLD_DIMS, MazeState
 
 FORMAT = 3  # version that web/maze/lib/data.js reads
 

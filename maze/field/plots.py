@@ -26,11 +26,11 @@ from common.palette import DPI, ORANGE, PURPLE, SKY_BLUE, VERMILION, YELLOW
 from common.progress import with_progress
 from common.results import ResultStore
 from common.video import write_video
+from envs.maze.grid import CHEESE, FREE, Grid, Square
+from envs.maze.state import MazeState, draw
 from maze.field.fields import NO_MEMORY, WALKED, Difference, Field, difference
 from maze.field.outcomes import Chain, path_probability
 from maze.field.results import UNPATCHED, FieldOptions, Fields
-from maze.level.grid import CHEESE, FREE, Grid, Square
-from maze.level.state import MazeState, draw
 
 PANEL_INCHES = 4.2
 FILM_FRAMES_PER_SECOND = 4

@@ -53,10 +53,10 @@ from common.game_constants import NUM_ACTIONS
 from common.progress import with_progress
 from common.results import Array, Entry, File, Json, Npz, ResultStore, Schema, Table
 from common.shards import first_difference
+from envs.maze.grid import Grid, kind_of
+from envs.maze.state import MazeState
 from maze.field.fields import MEMORIES, NO_MEMORY, Field, difference, vector_field
 from maze.field.outcomes import AT_DECISION, EXACT, OF_CHANGE, OF_FIELD, outcomes
-from maze.level.grid import Grid, kind_of
-from maze.level.state import MazeState
 
 Fields = tuple[Field, ...]
 """Fields of one level, one per facing."""

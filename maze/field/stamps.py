@@ -28,8 +28,8 @@ from common.files import atomic_path, versions
 from common.game_constants import FRAME_SIZE
 from common.schemas import Array, Npz
 from envs.level_state import LevelState
+from envs.maze.grid import CHEESE, FREE, WALL, Grid, Square
 from envs.procgen_env import EnvConfig, StateView
-from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
 
 CACHE_FOLDER = "procgen-agent-interpretability"
 FORMAT = 2  # version of the cache; increase it when the stamps or their storage change

@@ -36,11 +36,11 @@ from agents.testbed import Testbed
 from common.devices import Compute
 from common.errors import UserError
 from common.results import Array, Entry, File, Journal, Npz, ResultStore, Schema, Table, Text
+from envs.maze.grid import FEATURES, FORK, KINDS, Grid, Square, fork_features
+from envs.maze.levels import digest
+from envs.maze.state import MazeState, as_played, game_of
 from maze.field.fields import vector_field
 from maze.field.outcomes import AT_DECISION, EXACT, outcomes
-from maze.level.grid import FEATURES, FORK, KINDS, Grid, Square, fork_features
-from maze.level.levels import digest
-from maze.level.state import MazeState, as_played, game_of
 from maze.studies import prediction
 from maze.studies.prediction import SCORES, SET, SINGLE
 from stats.bootstrap import ClusterBootstrap

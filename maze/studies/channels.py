@@ -31,6 +31,8 @@ from common.options import Options, option
 from common.progress import with_progress
 from common.results import Entry, File, ResultStore, Schema, Table, Text
 from common.tables import read_table
+from envs.maze.grid import FORK, WALL, Square, kind_of
+from envs.maze.state import MazeState
 from interventions.controls import controls_of
 from interventions.patch_text import parse_patch
 from interventions.patches import Multiply, Zero
@@ -38,8 +40,6 @@ from interventions.probes import probe
 from interventions.tracking import SCORES, Tracker
 from maze.field.fields import STAY, both_facings, frame_source, frames_at, grouped
 from maze.field.outcomes import AT_DECISION, Chain, at_decisions, decision_steps
-from maze.level.grid import FORK, WALL, Square, kind_of
-from maze.level.state import MazeState
 from maze.studies.vectors import LAYER
 from stats.effects import Condition, Outcome, check_starts, compare_conditions
 

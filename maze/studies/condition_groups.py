@@ -13,12 +13,12 @@ from agents.networks import Policy
 from common.cli import count, from_zero, whole
 from common.errors import UserError
 from common.options import option, redefine
+from envs.maze.grid import FORK, kind_of
+from envs.maze.levels import chosen_levels, draw_levels
+from envs.maze.state import WORLD_DIMS, MazeState, game_of
 from interventions.controls import OTHERS, PERMUTED
 from interventions.vectors import SteeringVector
-from maze.level.grid import FORK, kind_of
-from maze.level.levels import chosen_levels, draw_levels
-from maze.level.options import MazeOptions, region
-from maze.level.state import WORLD_DIMS, MazeState, game_of
+from maze.options import MazeOptions, region
 from maze.studies.steering import CONTROL_KINDS, ConditionGroup, VectorSource
 from maze.studies.vectors import (
     CHEESE,

@@ -23,11 +23,11 @@ from torch import Tensor
 from agents.acting import run_policy
 from agents.layers import Layer
 from common.results import Entry, File, Schema, Table, Text
+from envs.maze.grid import WALL, Grid, Square
+from envs.maze.state import MazeState
 from interventions.partial_forward import PartialForward
 from maze.field.fields import NO_MEMORY, Field, ResumedField, fields_by_facing, frame_source
 from maze.field.outcomes import Chain, path_probability
-from maze.level.grid import WALL, Grid, Square
-from maze.level.state import MazeState
 from maze.studies.channels import NOTHING_NAME
 from stats.bootstrap import ClusterBootstrap
 from stats.effects import MIN_STARTS, Condition, Outcome, compare_conditions

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from common.results import Entry, File, Schema, Table, Text
+from envs.maze.grid import Square
+from envs.maze.state import MazeState, stock_state
 from envs.procgen_env import EnvConfig
 from interventions.partial_forward import PartialForward
 from interventions.resampling import Target, draw_sources
 from maze.field.fields import STAY, ResumedField, frames_at, grouped
 from maze.field.outcomes import decision_steps
-from maze.level.grid import Square
-from maze.level.state import MazeState, stock_state
 from maze.studies.channels import NOTHING_NAME
 from maze.studies.retargeting import JUDGED_COLUMNS
 

@@ -40,6 +40,7 @@ from agents.layers import ALL, layers_named
 from agents.networks import Policy, PolicyOutput
 from common.devices import Compute
 from common.results import Array, Entry, File, Npz, Schema, Table, Text
+from envs.maze.state import MazeState
 from interventions.controls import GAUSSIAN, OTHERS, PERMUTED, controls_of
 from interventions.partial_forward import PartialForward
 from interventions.patches import Add
@@ -55,7 +56,6 @@ from maze.field.fields import (
     vector_field,
 )
 from maze.field.outcomes import at_decisions, decision_steps, outcomes
-from maze.level.state import MazeState
 from maze.studies.vectors import FIXED, MEAN, OTHER, VectorKind, level_vectors, source_level
 from stats.effects import Condition, Outcome, compare_conditions, with_verdicts
 

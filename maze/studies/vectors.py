@@ -28,11 +28,11 @@ from agents.patch import BatchInfo
 from agents.reference_set import activations_of
 from common.errors import UserError
 from common.options import Options, option
+from envs.maze.grid import Grid, Square
+from envs.maze.state import MazeState, check_seeds, game_of
 from interventions.patches import Add
 from interventions.vectors import SteeringVector, read_vectors, vectors_of_pairs
 from maze.field.fields import frames_at
-from maze.level.grid import Grid, Square
-from maze.level.state import MazeState, check_seeds, game_of
 
 LAYER = "embedder.block2.res1.resadd"  # the published layer
 OWN, SAME_SQUARE, OTHER, MEAN = "own", "same_square", "other", "mean"

@@ -1,4 +1,4 @@
-// Mazes: cells, text, paths and kinds of level, with the terms of maze/level/grid.py.
+// Mazes: cells, text, paths and kinds of level, with the terms of envs/maze/grid.py.
 //
 // A maze is {mode, dim, size, cells, mouse, facing}: `dim` is the side of the world in squares,
 // `size` that of the maze in its centre, `cells` a Uint8Array by row and then column, row 0 at the
@@ -100,7 +100,7 @@ export function withCell(maze, square, cell) {
   return { ...maze, cells }
 }
 
-// Text: see maze/level/levels.py.
+// Text: see envs/maze/levels.py.
 
 function fromRows(rows, mode, facing) {
   const dim = rows.length

@@ -1,5 +1,5 @@
 // Patches: with the syntax of interventions/patch_text.py, the options of
-// maze/level/patch_words.py, and the effects of interventions/patches.py. Kinds and options that
+// interventions/maze_words.py, and the effects of interventions/patches.py. Kinds and options that
 // need files or reference frames are missing. `add` takes a vector of the maze on the page: cheese
 // or top_right.
 //

@@ -32,9 +32,9 @@ import numpy as np
 from common.config import typed
 from common.errors import UserError
 from common.files import read_bytes, read_json, save_json
+from envs.maze.grid import WALL, Grid, Square
+from envs.maze.state import WORLD_DIMS, MazeState, stock_state
 from envs.procgen_env import EnvConfig, LevelEdit
-from maze.level.grid import WALL, Grid, Square
-from maze.level.state import WORLD_DIMS, MazeState, stock_state
 
 FORMAT, VERSION = "procgen maze", 1
 MAX_SEEDS = 10_000_000  # largest number of seeds in a list such as 0-99,795
@@ -49,7 +49,7 @@ class Filters:
 
     Attributes:
         size: smallest and largest number of rows of the maze.
-        kind: one of ``maze.level.grid.KINDS``; levels of undefined kind are rejected.
+        kind: one of ``envs.maze.grid.KINDS``; levels of undefined kind are rejected.
         cheese_inside: number of rows and columns of the top right region in which the cheese must
             be.
         cheese_outside: number of rows and columns of the top right region outside which the cheese

@@ -18,8 +18,8 @@ import numpy as np
 from common.errors import UserError
 from common.game_constants import WORLD_DIMS
 from envs.level_state import ENTITY, LevelState
+from envs.maze.grid import CHEESE, FREE, WALL, Grid, Square
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv, StateView
-from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
 
 GAME = "maze"
 _MODES = {0: "easy", 1: "hard", 10: "memory"}

@@ -30,26 +30,18 @@ import numpy as np
 from agents.layers import layers_named
 from agents.patch import BatchInfo, Patch
 from common.errors import UserError, nearest
+from envs.maze.grid import CHEESE, FREE, Grid, Square
+from envs.maze.levels import after_edit
+from envs.maze.state import GAME, WORLD_DIMS, MazeState, draw, stock_state
 from envs.procgen_env import MAX_LEVEL, EnvConfig
-from interventions.patch_text import Opening, register_option
-from interventions.patches import Resample
+from interventions.patches import Opening, OpenOption, Resample
 from interventions.resampling import draw_sources
-from maze.level.grid import CHEESE, FREE, Grid, Square
-from maze.level.levels import after_edit
-from maze.level.state import GAME, WORLD_DIMS, MazeState, draw, stock_state
 
 # Allowed values of the options that accept only a few.
 CHOICES = {"mapping": ("published", "centred"), "facing": ("0", "1"),
            "at": ("decision_square", "path", "off_path"),
            "condition": ("same_cheese", "other_cheese")}
 MAX_TRIES = 1000  # levels tried to find the sources of a resampling
-
-
-def register_maze_words() -> None:
-    """Register the patch options of this module."""
-    for name, open_word in (("square", _square), ("mapping", _mapping), ("squares", _squares),
-                            ("at", _at), ("facing", _facing), ("condition", _condition)):
-        register_option(name, functools.partial(_open, name, open_word))
 
 
 def _open(name: str, open_word: Callable[[Patch, str, Opening, EnvConfig], Patch], patch: Patch,
@@ -192,3 +184,10 @@ def _is_on(rows: BatchInfo, squares: np.ndarray) -> np.ndarray:
     """
     _check_squares(rows)
     return np.equal(np.asarray(rows.square)[:, None], squares).all(axis=2).any(axis=1)
+
+
+MAZE_WORDS: dict[str, OpenOption] = {
+    name: functools.partial(_open, name, open_word) for name, open_word in (
+        ("square", _square), ("mapping", _mapping), ("squares", _squares), ("at", _at),
+        ("facing", _facing), ("condition", _condition))}
+"""Functions that apply the options of this module, by name."""

@@ -18,10 +18,10 @@ from common.errors import UserError
 from common.files import versions
 from common.options import ComputeOptions, Options, option, redefine
 from common.results import ResultStore, Schema
+from envs.maze.grid import FREE, KINDS, WALL, Square
+from envs.maze.levels import Filters, after_edit, chosen_levels, digest, find_levels
+from envs.maze.state import GAME, WORLD_DIMS, MazeState, check_seeds, game_of
 from envs.procgen_env import EnvConfig, LevelEdit
-from maze.level.grid import FREE, KINDS, WALL, Square
-from maze.level.levels import Filters, after_edit, chosen_levels, digest, find_levels
-from maze.level.state import GAME, WORLD_DIMS, MazeState, check_seeds, game_of
 
 
 def square(text: str) -> Square:

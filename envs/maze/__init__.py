@@ -1,0 +1,1 @@
+"""Levels of the maze game: state bytes, grids, level files and search."""

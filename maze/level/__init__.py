@@ -1,1 +1,0 @@
-"""Levels of the maze game: state bytes, grids, level files, search, options and patch words."""
