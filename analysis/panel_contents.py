@@ -47,8 +47,8 @@ from generative.saliency.gradients import (
     COUNTERFACTUAL,
     FUNCTIONS,
     STATE_MAPS,
+    SUFFIX_TITLES,
     VALUE_DELTA,
-    WITHOUT_ENV_GRADS,
     SaliencyFunction,
     saliency_functions,
     suffix_of,
@@ -57,8 +57,6 @@ from generative.sample_files import SampleArrays, SampleFolder
 from interventions.direction_folders import signed_label
 from interventions.projector import Projector
 
-_SUFFIX_TITLES = {WITHOUT_ENV_GRADS: ", without environment gradients",
-                  COUNTERFACTUAL: ", counterfactual"}
 _TITLES = {"value": "value", "action": "most likely action", "leftwards": "moving left",
            "jumping_up": "jumping up", "jumping_right": "jumping right",
            VALUE_DELTA: "change of value"}
@@ -371,7 +369,7 @@ def _saliency_type(name: str, steps: tuple[int, ...]) -> tuple[tuple, SaliencyTy
     title = function.direction_name if function.direction_type else _TITLES.get(function.what, "")
     return ((False, suffix, FUNCTIONS.index(function.what), function.direction_type or "",
              function.direction or 0, name),
-            SaliencyType(name, title + _SUFFIX_TITLES.get(suffix, ""),
+            SaliencyType(name, title + SUFFIX_TITLES.get(suffix, ""),
                          () if function.what == VALUE_DELTA else steps, suffix == COUNTERFACTUAL))
 
 

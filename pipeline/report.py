@@ -23,6 +23,7 @@ from common.errors import UserError
 from common.files import atomic_path, versions
 from common.page_files import templates
 from common.video import write_poster
+from generative.saliency.gradients import COUNTERFACTUAL
 from pipeline.records import DONE, NOT_RUN, Digests, Experiment, Record, state_of_exit
 from pipeline.report_contents import (
     CHECKS_OF,
@@ -70,11 +71,13 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page, ru
                for name, record in records.items()}
     done = {name for name, record in records.items()
             if record and record.status == DONE and name not in changed}
-    for strip in folder.glob("saliency_*.png"):  # samples of an earlier run
-        if re.fullmatch(r"saliency_\d{5,}\.png", strip.name):
-            strip.unlink()
-    if "saliency" in done:
-        write_saliency_strips(output, folder)
+    for stage, kind, suffix in (("saliency", "saliency", ""),
+                                ("counterfactual_maps", "counterfactual", COUNTERFACTUAL)):
+        for strip in folder.glob(f"{kind}_*.png"):  # samples of an earlier run
+            if re.fullmatch(rf"{kind}_\d{{5,}}\.png", strip.name):
+                strip.unlink()
+        if stage in done:
+            write_saliency_strips(output, folder, kind, suffix)
     if "evaluate" in done:
         draw_training_curve(output, page.agent_file)
     pages = templates(TEMPLATES)

@@ -31,6 +31,7 @@ from generative.loss_over_time import (
     VALUE_CORRELATION,
 )
 from generative.saliency.files import SaliencyFolder
+from generative.saliency.gradients import suffix_of, title_of
 from interventions.comparison import comparison_store
 from pipeline.stage import FOLDERS, ROOT
 from stats.effects import claims_summary
@@ -151,31 +152,31 @@ def draw_training_curve(output: Path, agent_file: str | None) -> None:
         plot_for_figure(log, output / TRAINING_CURVE, f"{log['timesteps'].iloc[-1]:,} steps")
 
 
-def write_saliency_strips(output: Path, folder: Path) -> None:
-    """Write image strips of the first samples: frames above the saliency of several functions, up
-    to the step at which these are evaluated."""
+def write_saliency_strips(output: Path, folder: Path, kind: str, suffix: str) -> None:
+    """Write image strips of the first samples, up to the step at which the saliency is evaluated:
+    frames above the maps of several functions.
+
+    Args:
+        folder: folder of the strips.
+        kind: first word of their names.
+        suffix: suffix of the functions, one of ``gradients.SUFFIXES``, or "".
+    """
     files = SaliencyFolder(output / "samples" / "informed_init")
     kinds = {"function": str, "common_timesteps": list}
     for number in files.samples.numbers()[:STRIP_SAMPLES]:
-        described = [check_entries(read_description(path), kinds, path, kinds) for path in sorted(
-            files.samples.sample_folder(number).glob("saliency_*.json"))]
+        described = [check_entries(read_description(path), kinds, path, kinds)
+                     for path in sorted(files.samples.sample_folder(number).glob("saliency_*.json"))
+                     if suffix_of(path.stem) == suffix]
         steps = {each["function"]: 1 + max(each["common_timesteps"]) for each in described}
-        names = sorted(steps, key=lambda name: (name != "value", name != "action", name))[
+        functions = sorted(steps, key=lambda name: (("value", "action", name).index(name), name))[
             :STRIP_FUNCTIONS]
-        if names:
-            length = max(steps[name] for name in names)
+        if functions:
+            length = max(steps[name] for name in functions)
             rows = {"frame": files.samples.sample(number).frames[:length],
-                    **{_function_label(name): files.saliency(number, name).processed[:length]
-                       for name in names}}
-            with atomic_path(folder / f"saliency_{number:05d}.png") as temporary:
+                    **{title_of(name): files.saliency(number, name + suffix).processed[:length]
+                       for name in functions}}
+            with atomic_path(folder / f"{kind}_{number:05d}.png") as temporary:
                 _labelled(rows).save(temporary)
-
-
-def _function_label(name: str) -> str:
-    """Return the name of a saliency function in words."""
-    if found := re.fullmatch(r"hx_direction_(\d+)_(ica|pca)", name):
-        return f"{found[2][:2].upper()} {found[1]}"
-    return name
 
 
 def _labelled(rows: dict[str, np.ndarray]) -> Image.Image:

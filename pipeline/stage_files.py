@@ -42,7 +42,7 @@ from generative import sample_files
 from generative.card_tables import card_finding, read_card
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.saliency import files as saliency_files
-from generative.saliency.gradients import SUFFIXES, WITHOUT_ENV_GRADS
+from generative.saliency.gradients import SUFFIXES
 from generative.start_optimisation.search import OPTIMISED_STARTS
 from interventions.config import SwapConfig
 from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
@@ -478,9 +478,11 @@ _PATTERNS = {
     "recording": rollout_files.PATTERNS,
     "samples": sample_files.PATTERNS,
     "saliency": (*saliency_files.DATA_PATTERNS, *(f"!sample_*/*{suffix}.*" for suffix in SUFFIXES)),
-    "saliency_without_env_grads": tuple(
-        re.sub(r"\.(?=\w+$)", f"{WITHOUT_ENV_GRADS}.", pattern)
-        for pattern in saliency_files.DATA_PATTERNS),
+    "saliency_films": (saliency_files.VIDEO_PATTERN,
+                       *(f"!sample_*/*{suffix}.mp4" for suffix in SUFFIXES)),
+    **{f"saliency{suffix}": tuple(re.sub(r"\.(?=\w+$)", f"{suffix}.", pattern)
+                                  for pattern in saliency_files.DATA_PATTERNS)
+       for suffix in SUFFIXES},
     "decisions": _entries(DECISIONS, "decisions", "films"),
     "sparse_features": _entries(SPARSE_FEATURES, "features", "effects", "sae", "examples"),
     "probe_atlas": _entries(PROBE_ATLAS, "weights"),

@@ -22,6 +22,9 @@ from common.tables import format_count, read_table
 from generative.fidelity import PSNR
 from generative.loss_over_time import LAST_FRAME, SIMULATOR
 from generative.runs import newest_simulator_run, read_progress
+from generative.saliency.counterfactual import effect_sizes
+from generative.saliency.files import SaliencyFolder
+from generative.saliency.gradients import COUNTERFACTUAL
 from interventions.direction_folders import PROBE_ATLAS, SPARSE_FEATURES
 from interventions.scan_study import SCANNED
 from maze.field.results import FIELDS_FILES, UNPATCHED
@@ -119,6 +122,16 @@ def maps(output: Path, _folder: str, files: Sequence[str]) -> str:
     return f"map similarity is {np.mean(steps):.2f} ({number})" if steps else number
 
 
+def fillings(output: Path, folder: str) -> str:
+    """Report how much filled blocks change the value."""
+    files = SaliencyFolder(output / folder)
+    numbers = [number for number in files.samples.numbers()
+               if files.has("effects", number, "value" + COUNTERFACTUAL)]
+    size, _, share = effect_sizes(files, numbers, "value")
+    return (f"a filled block changes the value by {size:.2g}, and {share:.0%} of the variance "
+            f"is due to what fills it ({format_count(len(numbers), 'samples')})")
+
+
 def influences(output: Path, folder: str) -> str:
     """Count the claimed influences of components."""
     return influences_summary(ResultStore(output / folder, COMPARISON_FILES).read("table"))
@@ -208,5 +221,5 @@ def explanation(output: Path, folder: str) -> str:
 # Functions of the output folder and of the arguments in the files of stages.
 SUMMARIES: dict[str, Callable[..., str]] = {function.__name__: function for function in (
     count, newest, unseen_return, held_out_loss, success_rate, recording, image_quality,
-    variance, clusters, agreement, maps, influences, effects, failures, checks, claims,
+    variance, clusters, agreement, maps, fillings, influences, effects, failures, checks, claims,
     decoded_labels, sparse_features, patching, turns_to_cheese, answer, explanation)}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHIPPED, SHIPPED_AGENT, SHIPPED_SIMULATOR, refusal
+from PIL import Image
 from torch.nn import functional
 
 import record_gen_samples
@@ -19,6 +20,8 @@ from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import END, SaliencyFunction
 from generative.spatial import split_state
 from generative.start_worlds import world_seeds
+from pipeline.report_contents import write_saliency_strips
+from pipeline.summaries import fillings
 
 MODE = LatentSampler("mode")
 LAST, FILLINGS, BLOCK, SEED = 5, 2, 4, 3  # block: the lower right quarter of the view
@@ -110,7 +113,7 @@ def test_maps_show_blocks_where_they_are_in_the_level(folder, simulator):
 
 
 def test_maps_are_written_once_next_to_gradients(folder, samples, tmp_path, capsys):
-    copy = shutil.copytree(folder.path, tmp_path / "informed_init")
+    copy = shutil.copytree(folder.path, tmp_path / "samples" / "informed_init")
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*counterfactual*")}
     assert saliency_experiments.main(arguments(copy, *COUNTERFACTUAL)) == 0
     text = capsys.readouterr().out
@@ -122,6 +125,16 @@ def test_maps_are_written_once_next_to_gradients(folder, samples, tmp_path, caps
     assert "with gradients through the environment: the maps of 2 functions" in (
         capsys.readouterr().out)
     assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*counterfactual*")}
+    effects = np.stack([folder.read("effects", number, "value_counterfactual")[LAST]
+                        for number in (0, 2)])  # (samples, M, K)
+    assert fillings(tmp_path, "samples/informed_init").startswith(
+        f"a filled block changes the value by {np.abs(effects.mean(axis=2)).mean():.2g}, and ")
+    heights = {}
+    for kind, suffix in (("saliency", ""), ("counterfactual", "_counterfactual")):
+        write_saliency_strips(tmp_path, tmp_path, kind, suffix)
+        heights[kind] = {Image.open(path).height for path in tmp_path.glob(f"{kind}_*.png")}
+    [rows], [more_rows] = heights.values()  # frame and 2 functions; frame and 3 functions
+    assert more_rows / rows == pytest.approx(4 / 3, abs=0.05)
     error = refusal(saliency_experiments.main, arguments(
         copy, *COUNTERFACTUAL, "--num_fillings", FILLINGS + 1), capsys)
     assert "computed with another num_fillings" in error

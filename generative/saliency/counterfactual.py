@@ -152,16 +152,29 @@ class CounterfactualMaps(SampleSaliency):
             name: gradient[row].numpy() for name, gradient in vars(gradients).items()})
 
 
+def effect_sizes(folder: SaliencyFolder, numbers: Sequence[int], function: str
+                 ) -> tuple[float, float, float]:
+    """Measure how much the filled blocks of samples change a function at the last step.
+
+    Args:
+        function: name of the function.
+
+    Returns:
+        The mean absolute effect of a block, the mean standard deviation over its fillings, and the
+        share of the variance in a sample that is due to the filling rather than the block.
+    """
+    effects = torch.from_numpy(np.stack([
+        folder.read("effects", number, function + COUNTERFACTUAL) for number in numbers]))[:, -1]
+    shares = variance_shares(effects.movedim(0, -1))  # effects (samples, M, K)
+    return (float(effects.mean(dim=2).abs().mean()),
+            float(effects.std(dim=2, correction=0).mean()), float(shares[shares.isfinite()].mean()))
+
+
 def report_effects(folder: SaliencyFolder, numbers: Sequence[int],
                    functions: Sequence[SaliencyFunction]) -> None:
-    """Print the size of the effects in samples, their spread over the fillings, and the share of
-    their variance that is due to the filling."""
+    """Print ``effect_sizes`` of functions."""
     for function in functions:
-        effects = torch.from_numpy(np.stack([
-            folder.read("effects", number, function.name + COUNTERFACTUAL)
-            for number in numbers]))[:, -1]  # at the last step (samples, M, K)
-        shares = variance_shares(effects.movedim(0, -1))
-        print(f"{function.name}: blocks change it by {effects.mean(dim=2).abs().mean():.3g} on "
-              f"average, with a standard deviation of {effects.std(dim=2, correction=0).mean():.3g}"
-              f" over fillings; {shares[shares.isfinite()].mean():.0%} of the variance in a sample "
+        size, spread, share = effect_sizes(folder, numbers, function.name)
+        print(f"{function.name}: blocks change it by {size:.3g} on average, with a standard "
+              f"deviation of {spread:.3g} over fillings; {share:.0%} of the variance in a sample "
               "is due to the filling rather than the block")

@@ -44,6 +44,8 @@ Coordinates = Callable[[Tensor, DirectionType], Tensor]
 VALUE_DELTA, DIRECTION, END = "value_delta", "hx_direction", "end"
 # Suffixes of functions in file names.
 SUFFIXES = WITHOUT_ENV_GRADS, COUNTERFACTUAL = "_without_env_grads", "_counterfactual"
+SUFFIX_TITLES = {WITHOUT_ENV_GRADS: ", without environment gradients",
+                 COUNTERFACTUAL: ", counterfactual"}
 FUNCTIONS = (*ANSWERS, VALUE_DELTA, DIRECTION, END)
 _COPIES = 1  # random stream; part of the generator's seed
 
@@ -169,6 +171,15 @@ def checked_directions(functions: Sequence[SaliencyFunction],
 def suffix_of(name: str) -> str:
     """Return the suffix of a function's name in file names, which may be empty."""
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+
+
+def title_of(name: str) -> str:
+    """Return the title of a function from its name in file names, such as "IC 3, counterfactual".
+    """
+    suffix = suffix_of(name)
+    words = re.sub(r"hx_direction_(\d+)_([ip]c)a", lambda match: f"{match[2].upper()} {match[1]}",
+                   name.removesuffix(suffix))
+    return words.replace("_", " ") + SUFFIX_TITLES.get(suffix, "")
 
 
 @dataclasses.dataclass(frozen=True)
