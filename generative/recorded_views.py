@@ -144,6 +144,10 @@ class ViewOptions(SimulatorOptions):
                                  "this is unknown")
     overwrite: bool = option(False, "delete the previous contents of the folder")
 
+    def places(self, dataset: RolloutDataset) -> list[RecordedView]:
+        """Choose recorded frames, see ``choose_views``."""
+        return choose_views(dataset, self.num_views, self.seed)
+
     def open_views(self) -> RecordedViews:
         """Choose the views.
 
@@ -158,7 +162,7 @@ class ViewOptions(SimulatorOptions):
         dataset = RolloutDataset(Path(self.parameters.common.data_dir),
                                  simulator.config.num_init_steps, self.num_steps)
         dataset.check_agent(self.agent_file, simulator.agent.policy)
-        places = choose_views(dataset, self.num_views, self.seed)
+        places = self.places(dataset)
         episodes = [place.episode for place in places]
         windows = np.flatnonzero(np.isin(dataset.episodes_of(np.arange(len(dataset))), episodes))
         return RecordedViews(simulator, dataset, places, windows, self)
