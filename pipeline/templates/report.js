@@ -20,7 +20,7 @@ for (const film of document.querySelectorAll('video')) {
   place.addEventListener('input', () => { film.currentTime = place.value * film.duration || 0 })
   film.controls = false
   const box = document.createElement('div')
-  box.className = 'film'
+  box.className = `film ${film.className}`
   film.replaceWith(box)
   bar.append(button, place)
   box.append(film, bar)
