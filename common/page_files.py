@@ -76,7 +76,7 @@ class PageFolder:
 
 
 def templates(folder: Path) -> jinja2.Environment:
-    """Return the HTML templates in a folder; they can include ``style.css``."""
+    """Return the HTML templates in a folder; they can include ``style.css`` and ``films.js``."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, Path(__file__).parent / "templates"]),
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)

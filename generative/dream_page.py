@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.agent_file import read_origin
 from agents.frames import to_frames
 from agents.networks import Policy
 from agents.provenance import agent_sha256
@@ -98,13 +99,14 @@ def build_page(options: DreamPageOptions) -> Path:
     check_simulator(simulator)
     round_weights(simulator)
     other = other_directions(options)
-    starts, game, hidden = [], "", None
+    starts, hidden = [], None
+    game = read_origin(options.agent_file).env_name or ""
     if options.data_dir is not None:
         dataset = RolloutDataset(options.data_dir, simulator.config.num_init_steps, 1)
         dataset.check_agent(options.agent_file, simulator.agent.policy)
         starts = recorded_page_starts(simulator, dataset, options.num_recorded,
                                       options.num_steps, options.seed)
-        game = dataset.folder.description().get("env", {}).get("env_name", "")
+        game = dataset.folder.description().get("env", {}).get("env_name", game)
         hidden = np.concatenate([dataset.folder.array_files(start.truth.episode).hidden_states.rows(
             1, start.truth.frame + 1) for start in starts if start.truth])
     if options.optimised_dir is not None:

@@ -32,13 +32,15 @@ from pipeline.report_contents import (
     write_saliency_strips,
 )
 from pipeline.runner import CONTINUE, RUN, SKIPPED, UP_TO_DATE, Decision, Pipeline
+from pipeline.runner import NOT_RUN as FIRST_RUN
 from pipeline.stage import Stage
 from pipeline.stage_files import Files, Page
 
 REPORT = Path("report")
 PAGE_NAME = "index.html"
 TEMPLATES = Path(__file__).parent / "templates"
-WIDE = 2.2  # least ratio of width to height of a picture that is scrolled on a phone
+WIDE = 2.2  # least ratio of width to height of a film in its own row, or of an image that is
+# scrolled on a phone
 
 
 def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page, running: str = "",
@@ -165,7 +167,7 @@ def _part(output: Path, files: Files, done: Collection[str], names: Collection[s
 
 def _medium(output: Path, path: Path) -> dict[str, Any]:
     """Return the kind of a file, its URL relative to the page, its name, a video's poster, and
-    whether a picture is a plot, which is dimmed on a dark page, or too wide for a phone."""
+    whether an image is a plot, which is dimmed on a dark page, or too wide for a column."""
     kind = {".mp4": "film", ".png": "picture", ".gif": "picture"}.get(path.suffix, "link")
     name = path.parent.name if path.name in (PAGE_NAME, "index.md") else path.name
     source, poster = os.path.relpath(path, output / REPORT), ""
@@ -179,9 +181,9 @@ def _medium(output: Path, path: Path) -> dict[str, Any]:
             poster = ""
     medium: dict[str, Any] = {"kind": kind, "source": quote(source), "name": name,
                               "poster": quote(poster)}
-    if kind == "picture":
+    if kind == "picture" or poster:
         try:
-            with Image.open(path) as image:
+            with Image.open(output / REPORT / poster if poster else path) as image:
                 medium |= {"plot": "Matplotlib" in image.info.get("Software", ""),
                            "wide": image.width > WIDE * image.height}
         except (OSError, SyntaxError):  # the picture is damaged
@@ -226,7 +228,8 @@ def _row(output: Path, name: str, record: Record | None) -> dict[str, Any]:
     seconds, size, result = figures(record)
     log = output / record.log
     return {"name": name, "status": record.status, "seconds": seconds, "size": size,
-            "result": result, "why": record.why, "date": record.date,
+            "result": result, "why": "" if record.why == FIRST_RUN else record.why,
+            "date": record.date,
             "log": _medium(output, log) if log.is_file() else None}
 
 

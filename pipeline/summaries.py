@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -128,8 +129,8 @@ def fillings(output: Path, folder: str) -> str:
     numbers = [number for number in files.samples.numbers()
                if files.has("effects", number, "value" + COUNTERFACTUAL)]
     size, _, share = effect_sizes(files, numbers, "value")
-    return (f"a filled block changes the value by {size:.2g}, and {share:.0%} of the variance "
-            f"is due to what fills it ({format_count(len(numbers), 'samples')})")
+    return (f"a filled block changes the value by {size:.2g}, and {100 * share:.0f} % of the "
+            f"variance is due to what fills it ({format_count(len(numbers), 'samples')})")
 
 
 def influences(output: Path, folder: str) -> str:
@@ -169,8 +170,19 @@ def turns_to_cheese(output: Path, folder: str) -> str:
     table = ResultStore(output / folder, FIELDS_FILES).read("differences")
     means = table.groupby("condition", sort=False)["p_cheese"].mean()
     own = means.pop(UNPATCHED)
-    patched = " and ".join(f"{mean:.2f} with {condition}" for condition, mean in means.items())
+    patched = " and ".join(f"{mean:.2f} with {_patch_title(condition)}"
+                           for condition, mean in means.items())
     return f"P(cheese) is {own:.2f}, {patched} ({format_count(table['level'].nunique(), 'levels')})"
+
+
+def _patch_title(condition: str) -> str:
+    """Return a condition of ``own_vectors``, such as cheese_-1, in words; others as they are."""
+    found = re.fullmatch(r"(\w+)_([+-])([\d.]+)", condition)
+    if not found:
+        return condition
+    name, sign, size = found.groups()
+    return (f"the {name.replace('_', ' ')} vector {'added' if sign == '+' else 'subtracted'}"
+            f"{'' if size == '1' else f' {size} times'}")
 
 
 def claims(output: Path, folder: str, of: str) -> str:
@@ -189,9 +201,9 @@ def sparse_features(output: Path, folder: str) -> str:
     """Report the variance that sparse features explain, and success with the reconstruction."""
     table = ResultStore(output / folder, SPARSE_FEATURES).read("dictionaries")
     row = table[table["dictionary"].str.startswith("sae")].iloc[0]
-    return (f"sparse features explain {row['variance_explained']:.0%} of the hidden state's "
-            f"variance, and {row['success']:.0%} of levels are solved with the reconstruction "
-            "spliced in")
+    return (f"sparse features explain {100 * row['variance_explained']:.0f} % of the hidden "
+            f"state's variance, and {100 * row['success']:.0f} % of levels are solved with the "
+            "reconstruction spliced in")
 
 
 def patching(output: Path, folder: str, unit: str) -> str:

@@ -18,11 +18,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from common.palette import BLUE, DPI, VERMILION
+from common.tables import format_count
 from stats.effects import Outcome
 from stats.report import Wording
 from stats.significance import LEVEL
 
 COLUMNS = 3
+FEW_CONDITIONS, FIRST_OUTCOMES = 3, 6  # of fewer conditions, only so many outcomes are drawn
 MIN_RUNS = 20  # unaltered runs required for a step to be shown in the divergence panel
 CLAIMED, EFFECT, CONTROL, CONTROL_RANGE = VERMILION, BLUE, "#888888", "#DDDDDD"
 
@@ -71,7 +73,8 @@ def name_rows(axes: Axes, labels: Sequence[str]) -> None:
 
 def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
                  description: str, over_time: pd.DataFrame | None = None) -> None:
-    """Plot the effects, with one panel per outcome that any condition changes.
+    """Plot the effects, with one panel per outcome that any condition changes; of few conditions,
+    only the first outcomes.
 
     Further panels show the sizes of the changes and the divergence of actions over time, if given.
 
@@ -88,6 +91,8 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], w
     changed = set(table.loc[table["effect"] != 0, "outcome"])
     unchanged = [outcome.label for outcome in outcomes if outcome.name not in changed]
     outcomes = [outcome for outcome in outcomes if outcome.name in changed]
+    left_out = outcomes[FIRST_OUTCOMES:] if len(labels) < FEW_CONDITIONS else []
+    outcomes = outcomes[:len(outcomes) - len(left_out)]
     extra_panels = ("moved" in table) + (over_time is not None)
     num_panels = max(len(outcomes) + extra_panels, 1)
     columns = min(num_panels, COLUMNS)
@@ -118,6 +123,8 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], w
     title = [wording.title, description]
     if unchanged:
         title.append(f"No run changes: {', '.join(unchanged)}.")
+    if left_out:
+        title.append(f"Only in the table: {format_count(len(left_out), 'further outcomes')}.")
     width = int(10 * figure.get_figwidth())
     figure.suptitle("\n".join(textwrap.fill(line, width) for line in title), fontsize=11)
     figure.savefig(path, dpi=DPI)
@@ -141,13 +148,14 @@ def _plot_moved(axes: Axes, table: pd.DataFrame, labels: Sequence[str], label: s
 def _plot_divergence(axes: Axes, over_time: pd.DataFrame) -> None:
     """Draw the share of pairs of runs with different actions against the step."""
     going = over_time["unaltered_going"]
-    shown = over_time[going >= min(MIN_RUNS, going.max())]
+    least = min(MIN_RUNS, going.max())
+    shown = over_time[going >= least]
     for control, colour, width in ((True, CONTROL, 0.7), (False, EFFECT, 0.9)):
         for _, part in shown[shown["control"] == control].groupby("condition"):
             axes.plot(part["step"], part["share"], color=colour, linewidth=width, alpha=0.7)
     axes.set(xlim=(0, None), ylim=(0, 1.02))
     axes.set_title("divergence of actions over time", fontsize=10)
-    axes.set_xlabel(f"step (if at least {MIN_RUNS} unaltered runs reach it)", fontsize=9)
+    axes.set_xlabel(f"step (if at least {least} unaltered runs reach it)", fontsize=9)
     axes.set_ylabel("share with another action", fontsize=9)
     axes.grid(alpha=0.3)
 
@@ -161,8 +169,8 @@ def _key(controls: str, over_time: str) -> list[Line2D | Patch]:
     return [
         legend_mark("claimed: differs from 0 after Holm's correction, and is larger than the "
                     "controls' effects", color=CLAIMED, marker="D"),
-        legend_mark("differs from 0 after the correction, but is not larger than the controls'",
-                    color=EFFECT, marker="o"),
+        legend_mark("differs from 0 after the correction; not claimed, because controls have "
+                    "such effects or are too few", color=EFFECT, marker="o"),
         legend_mark("does not differ from 0 after the correction (bars: 95 % intervals)",
                     color=EFFECT, marker="o", markerfacecolor="white"),
         Patch(color=CONTROL_RANGE, label=f"range of the {controls}{over_time}")]

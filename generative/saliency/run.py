@@ -271,7 +271,7 @@ def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Se
                     maps, sample.frames, full_colour(maps)))
                 folder.add(number, name, arrays)
                 if with_videos:
-                    images = {f"{title_of(name)}: blue +, red −": arrays.processed}
+                    images = {f"{title_of(name)}: blue raises, red lowers": arrays.processed}
                     if arrays.processed_states is not None:
                         images |= zip(STATE_MAPS, arrays.processed_states)
                     frames = film(number, sample.frames, sample.actions, images,

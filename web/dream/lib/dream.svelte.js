@@ -17,7 +17,7 @@ export const hot = (action, count) => Float32Array.from({ length: count }, (_, i
 
 export class Dream {
   /** Records of the steps: {action, own: whether the person chose it, image, reward, end, death,
-   * hidden, logProbs, value, displacement, world, h, entering}. */
+   * hidden, logProbs, value, displacement (null without a world), world, h, entering}. */
   steps = $state.raw([])
   #engine
 

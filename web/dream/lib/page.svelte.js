@@ -55,6 +55,16 @@ export class Page {
     return `The dream of ${agent}${game && !agent.includes(game) ? ` (${game})` : ''}`
   }
 
+  /** What an episode with a reward ends with. */
+  get goal() {
+    return { coinrun: 'the coin', maze: 'the cheese' }[this.manifest.game] ?? 'the reward'
+  }
+
+  /** Whether any start has a recording of what followed. */
+  get isRecorded() {
+    return this.manifest.starts.some(({ actions }) => actions)
+  }
+
   get hasWorlds() {
     return this.manifest.world !== null
   }

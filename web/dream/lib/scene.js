@@ -23,8 +23,9 @@ export function seenPart([right, down]) {
   return { left: Math.max(0, -right), top: Math.max(0, -down), right: Math.min(FRAME, FRAME - right), bottom: Math.min(FRAME, FRAME - down) }
 }
 
-/** Return the share of the view that was not in the first frame. */
+/** Return the share of the view that was not in the first frame; 0 if the camera is not known. */
 export function imaginedShare(displacement) {
+  if (!displacement) return 0
   const { left, top, right, bottom } = seenPart(displacement)
   return 1 - Math.max(0, right - left) * Math.max(0, bottom - top) / FRAME ** 2
 }

@@ -91,7 +91,7 @@ const calls = {
     const { frame, reward, end, death } = runIn('decode', world, { h: next, ...given })
     const agent = act(frame, hidden, edits)
     const result = { h: next, frame: frame.slice(), reward: reward[0], end: end[0], death: death ? death[0] : null,
-      displacement: Array.from(cameraOf(next).displacement), world, ...agent }
+      displacement: worlds[world] ? Array.from(cameraOf(next).displacement) : null, world, ...agent }
     return { ...result, ms: performance.now() - begin }
   },
 
