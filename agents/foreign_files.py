@@ -111,6 +111,9 @@ def read_content(path: Path) -> dict[str, Any]:
                        if (reason := _other_network(state))), None)
         if reason:
             raise UserError(f"{path} cannot be converted: {reason}")
+        if _is_only_optimizer(content):
+            raise UserError(f"{path} holds the state of an optimiser, but no agent: save the "
+                            "agent's state_dict()")
         return content
     if len(agents) > 1:
         names = " and ".join(f"'{name}'" for name, _, _ in agents)
@@ -146,6 +149,17 @@ def _is_ours(content: Mapping[Any, Any]) -> bool:
                 any(str(key).startswith(("embedder.", "fc_")) for key in state)
                 and "embedder.layers.0.weight" not in state)
     return False
+
+
+def _is_only_optimizer(content: Mapping[Any, Any]) -> bool:
+    """Return whether a file holds the state of an optimiser, and no other tensors."""
+    optimizer = {"state", "param_groups"}
+    if optimizer <= content.keys():
+        return True
+    parts = [part for part in content.values() if isinstance(part, Mapping)]
+    others = [part for part in (content, *parts) if not optimizer <= part.keys()]
+    return len(others) <= len(parts) and not any(
+        isinstance(value, Tensor) for part in others for value in part.values())
 
 
 def _state_dicts(content: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, State]]:

@@ -42,6 +42,7 @@ from common.game_constants import ACTION_LABELS
 from common.results import ResultStore, Table
 from common.step_results import StepResults
 from common.video import frames_of
+from envs.objects import action_labels
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import (
     COUNTERFACTUAL,
@@ -145,7 +146,7 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         " ".join(filter(None, (env.get("env_name"), env.get("distribution_mode")))),
         tuple(SampleSet(source.samples.path.name, source.numbers, arrays.frames.shape[1],
                         (source.samples.description().get("swap") or {}).get("unaltered"),
-                        *_variants(source))
+                        *_variants(source, env.get("env_name", "")))
               for source, arrays in zip(sources, samples)),
         types, _saliency_maps(sources), has_saliency,
         (first.frames.shape[2], first.frames.shape[3]), _steps(samples, projector),
@@ -156,14 +157,16 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         _reader(sources, types, projector, recordings), _survivors(sources, samples, recordings))
 
 
-def _variants(source: _Source) -> tuple[tuple[int | None, ...], tuple[str, ...]]:
-    """Return the start of each sample, and how the sample differs from others of its start; None
-    and "" for published samples, which do not store them."""
+def _variants(source: _Source, game: str) -> tuple[tuple[int | None, ...], tuple[str, ...]]:
+    """Return the start of each sample, and how the sample differs from others of its start, with
+    the game's names of actions; None and "" for published samples, which do not store them."""
+    names = dict(zip(ACTION_LABELS, action_labels(game)))
     origins = [source.samples.origin(number) if source.samples.has_origin(number) else None
                for number in source.numbers]
     return tuple(None if each is None else each.start for each in origins), tuple(
         "" if each is None else ", ".join(filter(None, (
-            "" if each.world is None else f"world {each.world + 1}", each.manual_action)))
+            "" if each.world is None else f"world {each.world + 1}",
+            names.get(each.manual_action or ""))))
         for each in origins)
 
 

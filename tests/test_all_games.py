@@ -21,10 +21,11 @@ from generative.sampling import manual_actions
 
 STAY = 4
 NEW_GAMES = ("heist", "jumper", "caveflyer", "climber", "bigfish", "bossfight", "dodgeball",
-             "fruitbot", "miner", "starpilot")
+             "fruitbot", "miner", "starpilot", "chaser", "plunder")
 # Kinds that few frames show.
 RARE = {"caveflyer": {"goal", "bullet", "enemy"}, "dodgeball": {"enemy_ball"},
-        "fruitbot": {"present"}, "starpilot": {"enemy_bullet"}}
+        "fruitbot": {"present"}, "chaser": {"enemy"},
+        "plunder": {"panel", "explosion"}, "starpilot": {"enemy_bullet"}}
 
 
 def played(game, mode, level, steps, every=1):
@@ -112,7 +113,8 @@ def test_hazards_end_the_episode_and_others_do_not(game):
     """Fails if a kind that kills is not marked, or a harmless one is. Entities are moved onto the
     player; those that solve the level end the episode with a reward."""
     outcomes = {}
-    states = [state for level in range(6) for state in played(game, "easy", level, 60, 12)]
+    steps = 140 if game == "chaser" else 60  # its enemies hatch later, and are food for a while
+    states = [state for level in range(6) for state in played(game, "easy", level, steps, 12)]
     with contextlib.closing(LevelSlots(EnvConfig(game, "easy"), 1)) as slots:
         for state in states:
             for kind in objects_of(game):
@@ -130,7 +132,7 @@ def test_hazards_end_the_episode_and_others_do_not(game):
                 outcomes.setdefault(kind.name, []).append(died)
     kinds: dict[str, GameObject] = {kind.name: kind for kind in objects_of(game)}
     for name, died in outcomes.items():
-        assert (np.mean(died) > 0.3) == kinds[name].hazard, (name, died)
+        assert (np.mean(died) > 0.15) == kinds[name].hazard, (name, died)
     assert outcomes
 
 

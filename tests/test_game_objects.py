@@ -111,7 +111,7 @@ def test_real_levels_are_made_of_these_kinds(states):
         assert {int(number) for state in some for number in state.entities["type"]} <= known
         found = {int(number) for state in some for number in np.unique(state.grid)}
         assert found - others[game] == cells
-    assert objects_of("chaser") == () == hazards_of("chaser")
+    assert objects_of("no game") == () == hazards_of("no game")
 
 
 def test_nothing_is_left_in_the_picture_once_no_kind_is_drawn(states):

@@ -496,19 +496,22 @@ def test_two_side_by_side_are_altered_and_unaltered_and_in_step(page, run):
 
 
 def test_samples_of_a_start_are_side_by_side(browser, page, tmp_path):
+    """Actions have the names of the game: with those of all games, sample 4 is red."""
     assert page.get_by_role("heading", name="Samples of this start").count() == 0
     run = write_run(tmp_path / "run")
-    folder = sample_folder(run).sample_folder
-    for number, world in ((1, 0), (4, 1)):
-        save_json(folder(number) / "origin.json", dataclasses.asdict(
-            SampleOrigin(1, world=world, world_seed=7)))
+    samples = sample_folder(run)
+    for number, world, action in ((1, 0, None), (4, 1, ACTION_LABELS[9])):
+        save_json(samples.sample_folder(number) / "origin.json", dataclasses.asdict(
+            SampleOrigin(1, manual_action=action, world=world, world_seed=7)))
+    save_json(samples.settings_file, {**samples.settings(), "data_recording": {
+        "env": {"env_name": "starpilot"}}})
     assert export_panel.main(run.arguments("--output_dir", str(tmp_path / "panel"))) == 0
     address = PanelFolder(tmp_path / "panel").page_file.as_uri()
     with opened_page(browser, f"{address}#sample={UNALTERED}/1&step=3", **WIDE) as page:
         section = page.locator("section[aria-labelledby=worlds-title]")
         items = section.get_by_role("button")
         assert [each.splitlines()[0].split("/")[1] for each in items.all_inner_texts()] == [
-            "1, world 1", "4, world 2"]
+            "1, world 1", "4, world 2, fire"]
         place = colours(items.last.locator("canvas"), [(0.5, 0.5)])[0]
         assert place == pytest.approx([15 * 4, 50 * 3, 0], abs=10)
         items.last.click()
