@@ -25,9 +25,6 @@ from common.signals import STOP_SIGNALS, signal_at_death_of_parent
 from pipeline.records import Experiment
 
 SECONDS_BETWEEN_LOOKS = 0.1
-# Modules that many processes would import again: those of run_pipeline.py, which multiprocessing
-# runs in every process, and the one that PyTorch's optimisers import, which takes a second.
-_PRELOADED = "pipeline.report", "pipeline.submission", "torch._dynamo"
 
 
 def torchrun_arguments(number: int, seconds_to_stop: int) -> tuple[str, ...]:
@@ -110,7 +107,7 @@ class Scripts:
             text.write(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {module} {shlex.join(argv)}\n")
         arguments = (self._experiment, module, argv, log_file, self._hyperparams, torchrun)
         context = multiprocessing.get_context("spawn" if self._preload is None else "forkserver")
-        context.set_forkserver_preload([*(self._preload or ()), *_PRELOADED])
+        context.set_forkserver_preload([*(self._preload or ()), "pipeline.preloaded"])
         process: BaseProcess = context.Process(target=_run_main, args=arguments)  # type: ignore
         with open(log_file, "rb") as file:
             file.seek(0, os.SEEK_END)
