@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import importlib
 import io
 import multiprocessing
@@ -106,7 +107,7 @@ class Scripts:
             text.write(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {module} {shlex.join(argv)}\n")
         arguments = (self._experiment, module, argv, log_file, self._hyperparams, torchrun)
         context = multiprocessing.get_context("spawn" if self._preload is None else "forkserver")
-        context.set_forkserver_preload(list(self._preload or ()))
+        context.set_forkserver_preload([*(self._preload or ()), "pipeline.preloaded"])
         process: BaseProcess = context.Process(target=_run_main, args=arguments)  # type: ignore
         with open(log_file, "rb") as file:
             file.seek(0, os.SEEK_END)
@@ -188,6 +189,7 @@ def _run_main(experiment: Path, module: str, argv: Sequence[str], log_file: Path
     themselves.
     """
     os.setpgid(0, 0)
+    gc.freeze()  # collections would copy the memory that is shared with the fork server
     parent = multiprocessing.parent_process()
     assert parent is not None
     tqdm.set_lock(threading.RLock())  # tqdm's default semaphore would leak if the stage is killed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import gc
 import itertools
 import json
 import os
@@ -95,6 +96,13 @@ def pytest_collection_modifyitems(items):
     """Run the longest files first."""
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def pytest_collection_finish():
+    """Search for garbage rarely, and not among the imported modules, which takes a tenth of the
+    time of the tests."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def golden_weight(key: str, shape: list[int]) -> torch.Tensor:

@@ -32,7 +32,7 @@ class Site:
         return f"{self.page_file.as_uri()}#{self.fragment}"
 
 
-@pytest.fixture(params=["panel", "maze", "attribution"])
+@pytest.fixture(scope="module", params=["panel", "maze", "attribution"])
 def site(request):
     page_file = request.getfixturevalue(f"{request.param}_export").page_file
     return {"panel": Site(page_file, "sample=informed_init/1&beside=informed_init/2&step=2",
@@ -44,10 +44,24 @@ def site(request):
                                 "layer=block3&trajectory=2&frame=3")}[request.param]
 
 
+@pytest.fixture(scope="module")
+def opened_once(browser, site):
+    with opened_page(browser, site.address, viewport={"width": 1400, "height": 1000}) as page:
+        yield page
+
+
 @pytest.fixture
-def page(browser, site):
-    with opened_page(browser, site.address, viewport={"width": 1400, "height": 1000}) as opened:
-        yield opened
+def page(opened_once, site):
+    """The page, loaded again: that takes a third of the time of a new browser context."""
+    load(opened_once, site.address)
+    return opened_once
+
+
+def load(page, address):
+    """Load an address, even if it is another view of the same page."""
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector(SHOWN)
 
 
 def extend(page, site):
@@ -56,22 +70,20 @@ def extend(page, site):
     page.wait_for_selector(SHOWN)
 
 
-def test_opens_from_disk_and_from_a_server_and_requests_nothing_else(browser, site):
-    texts = []
+def test_opens_from_disk_and_from_a_server_and_requests_nothing_else(page, site):
+    texts, requested = [], []
+    page.on("request", lambda request: requested.append(request.url))
     with served(site.page_file.parent) as server:
         for address in (site.page_file.as_uri(), server, f"{server}index.html"):
-            with opened_page(browser, f"{address}#{site.fragment}") as page:
-                requested = []
-                page.on("request", lambda request, urls=requested: urls.append(request.url))
-                page.reload()
-                page.wait_for_selector(SHOWN)
-                page.evaluate(f"location.hash = '{site.another}'")
-                page.wait_for_timeout(300)
-                page.wait_for_selector(SHOWN)
-                own = (address.removesuffix("index.html"), "data:", "blob:")
-                assert requested and all(url.startswith(own) for url in requested), requested
-                text = re.sub(r"[\d.]+ (ms|s)\b", "", page.locator("main").inner_text())
-                texts.append((page.title(), text))
+            requested.clear()
+            load(page, f"{address}#{site.fragment}")
+            page.evaluate(f"location.hash = '{site.another}'")
+            page.wait_for_timeout(300)
+            page.wait_for_selector(SHOWN)
+            own = (address.removesuffix("index.html"), "data:", "blob:", "about:blank")
+            assert requested and all(url.startswith(own) for url in requested), requested
+            text = re.sub(r"[\d.]+ (ms|s)\b", "", page.locator("main").inner_text())
+            texts.append((page.title(), text))
     assert texts[0] == texts[1] == texts[2]
 
 
@@ -189,37 +201,37 @@ def contrast(a, b):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark_have_contrast_and_follow_the_system(browser, site, scheme):
+def test_light_and_dark_have_contrast_and_follow_the_system(page, scheme):
     surface = "getComputedStyle(document.body).backgroundColor"
-    with opened_page(browser, site.address, color_scheme=scheme) as page:
-        colours = page.evaluate("""() => {
-            const style = getComputedStyle(document.documentElement)
-            return Object.fromEntries(['surface', 'raised', 'ink', 'muted', 'accent', 'other',
-                'line-strong', 'simulated', 'raises', 'lowers', 'lowers-text'].map((name) => [name,
-                style.getPropertyValue(`--${name}`).trim().replace(
-                    /^#(.)(.)(.)$/, '#$1$1$2$2$3$3')]))
-        }""")
-        background = page.evaluate(surface)
-        assert [*map(int, re.findall(r"\d+", background)[:3])] == [
-            int(colours["surface"][i:i + 2], 16) for i in (1, 3, 5)]
-        assert (contrast(colours["surface"], "#ffffff") > 5) == (scheme == "dark")
-        for text in ("ink", "muted", "lowers-text"):
-            for ground in ("surface", "raised"):
-                assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-        for mark in ("accent", "other", "line-strong", "simulated", "raises", "lowers"):
-            assert contrast(colours[mark], colours["surface"]) >= 3, mark
-        moving = page.evaluate("""() => [...document.querySelectorAll('*')].filter((each) => {
-            const style = getComputedStyle(each)
-            return style.animationName !== 'none' || !/^0s(, 0s)*$/.test(style.transitionDuration)
-        }).map((each) => each.outerHTML)""")
-        assert not moving  # nothing moves except during playback
-        theme = page.get_by_role("combobox", name="Theme")
-        theme.select_option("light" if scheme == "dark" else "dark")
-        page.reload()
-        page.wait_for_selector(SHOWN)
-        chosen = page.evaluate(surface)
-        theme.select_option("auto")
-        assert page.evaluate(surface) == background != chosen
+    page.emulate_media(color_scheme=scheme)
+    colours = page.evaluate("""() => {
+        const style = getComputedStyle(document.documentElement)
+        return Object.fromEntries(['surface', 'raised', 'ink', 'muted', 'accent', 'other',
+            'line-strong', 'simulated', 'raises', 'lowers', 'lowers-text'].map((name) => [name,
+            style.getPropertyValue(`--${name}`).trim().replace(
+                /^#(.)(.)(.)$/, '#$1$1$2$2$3$3')]))
+    }""")
+    background = page.evaluate(surface)
+    assert [*map(int, re.findall(r"\d+", background)[:3])] == [
+        int(colours["surface"][i:i + 2], 16) for i in (1, 3, 5)]
+    assert (contrast(colours["surface"], "#ffffff") > 5) == (scheme == "dark")
+    for text in ("ink", "muted", "lowers-text"):
+        for ground in ("surface", "raised"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    for mark in ("accent", "other", "line-strong", "simulated", "raises", "lowers"):
+        assert contrast(colours[mark], colours["surface"]) >= 3, mark
+    moving = page.evaluate("""() => [...document.querySelectorAll('*')].filter((each) => {
+        const style = getComputedStyle(each)
+        return style.animationName !== 'none' || !/^0s(, 0s)*$/.test(style.transitionDuration)
+    }).map((each) => each.outerHTML)""")
+    assert not moving  # nothing moves except during playback
+    theme = page.get_by_role("combobox", name="Theme")
+    theme.select_option("light" if scheme == "dark" else "dark")
+    page.reload()
+    page.wait_for_selector(SHOWN)
+    chosen = page.evaluate(surface)
+    theme.select_option("auto")
+    assert page.evaluate(surface) == background != chosen
 
 
 def test_a_damaged_manifest_is_named(browser, site, tmp_path):

@@ -355,7 +355,8 @@ def test_starts_are_drawn_near_ends_and_anywhere(dataset, starts):
         assert place.frame >= 2 and left >= 1 and (not soon or 4 <= left <= 12)
 
 
-def test_events_of_the_game_are_calibrated_and_constants_have_no_skill(dataset, shipped, starts):
+def test_events_of_the_game_are_calibrated_and_constants_have_no_skill(dataset, shipped, starts,
+                                                                       monkeypatch):
     chosen, _ = starts
     real = world_events._real_events(card_of(shipped, dataset), chosen, 16)
     assert 0 < real["death"].sum() < 40 and real["coin"].sum() > 0
@@ -378,6 +379,7 @@ def test_events_of_the_game_are_calibrated_and_constants_have_no_skill(dataset, 
         assert table["skill"].value == 1 and table["auc"].value == 1
         assert table["probability_if_it_occurs"].value == 1
         assert table["probability_otherwise"].value == 0
+    monkeypatch.setattr(world_events, "_real_events", lambda *_: real)  # not played again
     none = measured(lambda batch, seeds, num_steps: (np.zeros((num_steps, len(seeds))),) * 2)
     assert none["all"]["death"]["expected_over_real"].value == 0
     assert none["all"]["death"]["skill"].value < 0
@@ -506,7 +508,7 @@ def test_rendered_worlds_need_a_simulator_and_a_recording_with_worlds(
     argv = arguments(plain_file, recording.path, tmp_path / "out", "--rendered_worlds")
     assert "this simulator has no worlds" in refusal(script.main, argv, capsys)
     logdir = tmp_path / "plain"
-    assert record.main(record_arguments(AGENT, logdir, 2, "--env_name", "coinrun", "--no_videos",
+    assert record.main(record_arguments(AGENT, logdir, 1, "--env_name", "coinrun", "--no_videos",
                                         "--distribution_mode", "hard", "--positions")) == 0
     argv = arguments(model_file, logdir / "data", tmp_path / "out", "--rendered_worlds")
     assert "has no worlds; record it with --worlds" in refusal(script.main, argv, capsys)
