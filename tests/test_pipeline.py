@@ -814,7 +814,7 @@ def test_report_has_the_numbers_of_the_stages(finished):
         "panel": "6 samples"}
     page = (finished / REPORT / PAGE_NAME).read_text()
     table = re.findall(r'<tr><td>(?:<a [^>]*>)?(\w+)(?:</a>)?</td>\s*<td>done</td>(?:<td class='
-                       r'"number">[^<]*</td>){2}\s*<td>(.*?)</td>', page)
+                       r'"number">[^<]*</td>){2}\s*<td[^>]*>(.*?)</td>', page)
     assert [name for name, _ in table] == NAMES
     assert {name: result for name, result in table if name in expected} == expected
     assert len(find(finished, ["report/saliency_*.png"])) == 3
