@@ -16,10 +16,12 @@ def matches(folder: Path, patterns: Collection[str]) -> list[Path]:
     Args:
         patterns: patterns relative to the folder; a pattern that begins with "!" excludes paths.
     """
+    found = {path for pattern in patterns if not pattern.startswith("!")
+             for path in folder.glob(pattern)}
+    # Searched last, so that no file that a running stage writes meanwhile is missing here only.
     excluded = {path for pattern in patterns if pattern.startswith("!")
                 for path in folder.glob(pattern[1:])}
-    return sorted({path for pattern in patterns if not pattern.startswith("!")
-                   for path in folder.glob(pattern)} - excluded)
+    return sorted(found - excluded)
 
 
 def find(folder: Path, patterns: Collection[str]) -> list[Path]:

@@ -472,6 +472,20 @@ def test_files_that_a_running_stage_deletes_are_left_out(tmp_path):
     assert all(tmp_path / "own" / "kept" / "file" in paths for paths in found)
 
 
+def test_files_that_a_running_stage_writes_are_excluded(tmp_path, monkeypatch):
+    glob = Path.glob
+
+    def written_after(folder, pattern):
+        found = list(glob(folder, pattern))
+        (tmp_path / f"map_{len(found)}_without_env_grads").touch()
+        return found
+
+    (tmp_path / "map").touch()
+    monkeypatch.setattr(Path, "glob", written_after)
+    for patterns in (["map*", "!*_without_env_grads"], ["!*_without_env_grads", "map*"]):
+        assert find(tmp_path, patterns) == [tmp_path / "map"]
+
+
 def test_a_failure_lets_the_stages_that_run_at_the_same_time_end(run, output, finished, capsys):
     (checkpoint,) = output.glob("simulator/**/*.pt")
     good = checkpoint.read_bytes()
