@@ -95,7 +95,7 @@ def test_stages_summarise_their_results(studies, tmp_path):
                                "reset_always; controls -0.10 to +0.05")
     assert results[1].startswith("2 of 3 labels")
     assert results[2].startswith("0 of 1 tested effect (1 alteration, ")
-    assert "92%" in results[3] and "87%" in results[3]
+    assert "92 %" in results[3] and "87 %" in results[3]
     patched = ResultStore(tmp_path / "analysis/memory/patching/cells", SCANNED)
     for layer, of_means in (("first", 0.5), ("second", 0.7), ("third", np.nan), ("last", 0.9)):
         patched.write("agreement", layer, value=pd.DataFrame([{

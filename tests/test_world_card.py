@@ -508,7 +508,7 @@ def test_rendered_worlds_need_a_simulator_and_a_recording_with_worlds(
     argv = arguments(plain_file, recording.path, tmp_path / "out", "--rendered_worlds")
     assert "this simulator has no worlds" in refusal(script.main, argv, capsys)
     logdir = tmp_path / "plain"
-    assert record.main(record_arguments(AGENT, logdir, 1, "--env_name", "coinrun", "--no_videos",
+    assert record.main(record_arguments(AGENT, logdir, 2, "--env_name", "coinrun", "--no_videos",
                                         "--distribution_mode", "hard", "--positions")) == 0
     argv = arguments(model_file, logdir / "data", tmp_path / "out", "--rendered_worlds")
     assert "has no worlds; record it with --worlds" in refusal(script.main, argv, capsys)
