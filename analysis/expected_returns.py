@@ -1,4 +1,4 @@
-"""What future does the agent expect? Its value against the returns that follow.
+"""Compare the agent's value with the returns that follow: is it optimistic, and where?
 
 Every fourth recorded frame: the agent's value against the discounted return that follows in the
 game. A value above the mean return is *optimistic*. From some frames, drawn at random, the agent
@@ -42,7 +42,7 @@ from stats.bootstrap import ClusterBootstrap, by_episode
 from stats.report import format_interval
 
 EVERY = 4  # frames
-ALL, START, NOTHING = "anything", "first frames", "none of them"
+ALL, START, NOTHING = "all frames", "first frames", "none of them"
 SHOWN = ("coin", "cheese", "saw", "enemy", "lava")  # kinds of object, by the first word of a name
 BINS = 10  # groups of frames with similar values
 FEW_LEVELS = 10
@@ -52,9 +52,12 @@ QUANTITIES = {
     "explained": "share of the variance of returns that the value explains (a constant: 0)",
     "steps": "return of {} actions and value after them, in the game",
     "imagined": "the same, in the simulator (mean of {} worlds)",
+    "spread": "standard deviation of the imagined returns over the worlds",
+    "missing": "return of {} actions, in the game minus in the simulator",
     "gap": "value minus return of {} actions, in the game",
     "imagined_gap": "value minus return of {} actions, in the simulator"}
-_SIMULATED = ("steps", "imagined", "gap", "imagined_gap")  # measured where there are worlds
+# Quantities that are measured where there are simulations.
+_SIMULATED = ("steps", "imagined", "spread", "missing", "gap", "imagined_gap")
 _WORLDS, _FRAMES = 31, 32  # random streams; parts of seeds
 FRAMES = {"level_seed": int, "episode": int, "frame": int, "value": float, "return": float,
           "steps": float, "shown": str}
@@ -107,7 +110,8 @@ def expected_returns(options: ExpectedOptions) -> pd.DataFrame:
         raise UserError(f"{options.agent_file} does not tell the discount and the reward scale of "
                         "the training; write them with agents.import_policy")
     store, folder = ResultStore(options.output_dir, EXPECTED), views.dataset.folder
-    store.open({**views.settings, "num_worlds": options.num_worlds}, options.overwrite)
+    settings = {**views.settings, "num_worlds": options.num_worlds}
+    store.open(settings, options.overwrite)
     frames = store.compute("frames", function=lambda: recorded_returns(
         folder, gamma, scale, options.num_steps))
     reward = max(folder.steps(episode)["reward"].max() for episode in folder.finished())
@@ -125,8 +129,7 @@ def expected_returns(options: ExpectedOptions) -> pd.DataFrame:
     table = frames.merge(imagined, how="left", on=["level_seed", "episode", "frame"])
     summary = summarise(table, options.seed)
     store.write("summary", value=summary)
-    store.write("report", value=report(table, summary, {**views.settings,
-                                                        "num_worlds": options.num_worlds}))
+    store.write("report", value=report(table, summary, settings))
     with store.file("figure") as path:
         draw(path, table, summary, options)
     store.finish()
@@ -197,7 +200,8 @@ def summarise(table: pd.DataFrame, seed: int) -> pd.DataFrame:
     """
     measures = table.assign(
         optimism=table["value"] - table["return"], gap=table["value"] - table["steps"],
-        imagined_gap=table["value"] - table["imagined"])
+        imagined_gap=table["value"] - table["imagined"],
+        missing=table["steps"] - table["imagined"])
     rows = []
     for shown in (ALL, START, *SHOWN, NOTHING):
         here = measures[[shown in (ALL, words, *words.split()) or (shown == START and frame == 0)
@@ -265,7 +269,8 @@ def report(table: pd.DataFrame, summary: pd.DataFrame, settings: dict) -> str:
         lines += ["", "The simulator may have been trained on these levels: "
                       f"{settings['why_perhaps_trained_on']}."]
     for shown, rows in summary.groupby("shown", sort=False):
-        lines += ["", f"## In view: {shown}", "", *markdown_table(
+        title = shown.capitalize() if shown in (ALL, START) else f"In view: {shown}"
+        lines += ["", f"## {title}", "", *markdown_table(
             ("quantity", "mean", "frames", "levels"), [
                 (QUANTITIES[row.quantity].format(settings[
                     "num_worlds" if row.quantity == "imagined" else "num_steps"]),
@@ -302,7 +307,7 @@ def draw(path: Path, table: pd.DataFrame, summary: pd.DataFrame, options: Expect
                 right.plot(row["mean"], y, "o", color=colour,
                            label=label if name == ALL else None)
     right.axvline(0, color=DARK_GREY, linestyle=":")
-    right.set(yticks=range(len(names)), yticklabels=names, ylabel="in view",
+    right.set(yticks=range(len(names)), yticklabels=names,
               xlabel="value minus return: pessimistic < 0 < optimistic",
               title="Where is the agent optimistic?")
     right.invert_yaxis()
