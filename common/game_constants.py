@@ -17,10 +17,8 @@ GAMES = ("bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "d
 WALL, FREE, CHEESE = 51, 100, 2  # cell types of mazes in Procgen's state
 WORLD_DIMS = {"easy": 15, "hard": 25, "memory": 31}  # squares per side of a maze's world, by mode
 
-# Games whose camera follows the player, with the size of a level's square in pixels of the agent's
-# frame. The player's recorded position times this size is the shift that aligns frames of a level;
-# see docs/fidelity.md.
-CAMERA_FOLLOWS = {"coinrun": 64 / 13}
+# Games whose camera follows the player, and whose worlds can be rendered, see ``envs.wide_view``.
+CAMERA_FOLLOWS = frozenset({"coinrun", "ninja"})
 # Squares per side of the view, by mode, in games whose level is a grid that fills the view of a
 # static camera, and does not change before the end of an episode.
 SQUARES_IN_VIEW = {"maze": {"easy": 15, "hard": 25}}
@@ -59,7 +57,9 @@ def square_size(game: str, mode: str) -> float | None:
     """Return the size of a level's square in pixels of the agent's frame; None if worlds of the
     game cannot be rendered."""
     squares = SQUARES_IN_VIEW.get(game, {}).get(mode)
-    return FRAME_SIZE / squares if squares else CAMERA_FOLLOWS.get(game)
+    if squares:
+        return FRAME_SIZE / squares
+    return pixels_per_square(game, mode) if game in CAMERA_FOLLOWS else None
 
 
 # Direction of each action as (right, up); the last six actions are keys ignored by most games.

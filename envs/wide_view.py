@@ -8,6 +8,8 @@ the agent's frame. Where the level fills the view of a static camera, the world 
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from common.errors import UserError
@@ -22,6 +24,7 @@ from envs.level_state import LevelState
 from envs.objects import invisible, objects_of, with_player_moved
 from envs.procgen_env import EnvConfig, StateView
 
+_NINJA_CHARGE = 6  # word of ninja's tail: strength of the jump that the player is charging
 LARGEST_MISMATCH = 0.005  # share of pixels in which shifted views may differ
 
 
@@ -37,7 +40,7 @@ class WorldView:
 
     def __init__(self, config: EnvConfig):
         if square_size(config.env_name, config.distribution_mode) is None:
-            games = ", ".join((*CAMERA_FOLLOWS, *(f"{game} ({' or '.join(modes)})"
+            games = ", ".join((*sorted(CAMERA_FOLLOWS), *(f"{game} ({' or '.join(modes)})"
                                                   for game, modes in SQUARES_IN_VIEW.items())))
             raise UserError(f"the camera of {config.env_name} in mode {config.distribution_mode} "
                             "is not known to follow the player, and its level does not fill the "
@@ -85,9 +88,14 @@ class WorldView:
         self._view.close()
 
     def _static(self, state: LevelState) -> LevelState:
-        """Return the state without moving and animated objects."""
+        """Return the state without moving and animated objects, and without what the game draws
+        over the view."""
         for kind in self._moving:
             state = invisible(state, kind)
+        if state.game == "ninja":
+            tail = np.frombuffer(state.tail, "<f4").copy()
+            tail[_NINJA_CHARGE] = 0  # drawn as a bar at the edge of the view
+            state = dataclasses.replace(state, tail=tail.tobytes())
         return state
 
     def _shifted(self, state: LevelState, right: float, down: float) -> np.ndarray:

@@ -16,7 +16,7 @@ from agents.agent_file import load_agent, save_agent
 from agents.episodes import PlayOptions, play_episodes
 from agents.recording import write_episode
 from agents.rollout_files import RolloutWriter
-from common.game_constants import CAMERA_FOLLOWS
+from common.game_constants import pixels_per_square
 from envs.procgen_env import EnvConfig
 from generative import dream_life, fidelity
 from generative.config import SimulatorConfig
@@ -50,7 +50,7 @@ from generative.runs import open_simulator
 
 AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
 MODEL = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
-SCALE = CAMERA_FOLLOWS["coinrun"]
+SCALE = pixels_per_square("coinrun", "hard")
 MODE = LatentSampler("mode")
 STEPS, NUM_INIT = 12, 3
 GREY = torch.full((3, 64, 64), 0.5)

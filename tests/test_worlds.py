@@ -29,7 +29,7 @@ from agents.replay import level_states
 from agents.rollout_files import POSITION_COLUMNS, RolloutFolder, RolloutWriter
 from agents.world_files import MOVING_COLUMNS
 from common.errors import UserError
-from common.game_constants import CAMERA_FOLLOWS, FRAME_SIZE, WORLD_SIZE
+from common.game_constants import FRAME_SIZE, WORLD_SIZE
 from envs.level_state import LevelState
 from envs.objects import moving_objects
 from envs.procgen_env import EnvConfig, LevelSlots
@@ -85,6 +85,19 @@ def test_a_worlds_centre_is_the_frame_without_moving_and_animated_objects(config
     assert gone.all() or config != HARD  # easy levels begin without them
 
 
+def test_worlds_of_ninja_do_not_show_how_far_a_jump_is_charged():
+    """The charge is a bar at the left edge of the frame."""
+    config, charged = EnvConfig("ninja", "easy"), False
+    with contextlib.closing(WorldView(config)) as view:
+        for level in (0, 3, 4):
+            for frame, state in list(states(config, level, 20))[3::5]:
+                different = (view.draw(state)[BLANK, BLANK] != frame).any(axis=-1)
+                assert not (different & ~near(state, [PLAYER]))[:, 6:].any()
+                assert view.mismatch(state) < 2e-4
+                charged |= different[:, :6].any()
+    assert charged
+
+
 def test_moving_and_animated_objects_are_enemies_and_saws(config=HARD):
     seen = set()
     for level in (2, 5, 8):
@@ -102,7 +115,7 @@ def test_moving_and_animated_objects_are_enemies_and_saws(config=HARD):
 def test_games_whose_worlds_cannot_be_rendered_are_refused(monkeypatch, tmp_path, capsys):
     for game, mode in (("heist", "easy"), ("climber", "hard"), ("maze", "memory")):
         with pytest.raises(UserError, match=rf"camera of {game} in mode {mode} is not known to "
-                                            r"follow.*coinrun, maze \(easy or hard\)"):
+                                            r"follow.*coinrun, ninja, maze \(easy or hard\)"):
             WorldView(EnvConfig(game, mode))
     agent = ROOT / "pretrained" / "maze_confined" / "model.pth"
     argv = ["--agent_file", agent, "--env_name", "jumper", "--logdir", tmp_path, "--worlds"]
@@ -110,7 +123,8 @@ def test_games_whose_worlds_cannot_be_rendered_are_refused(monkeypatch, tmp_path
     assert not (tmp_path / "data").exists()
     maze = EnvConfig("maze", "easy")
 
-    monkeypatch.setitem(CAMERA_FOLLOWS, "maze", PIXELS)  # a wrong entry is found by comparing views
+    # A wrong entry is found by comparing views.
+    monkeypatch.setattr("envs.wide_view.CAMERA_FOLLOWS", {"maze"})
     with contextlib.closing(WorldView(maze)) as view:
         (_, state), = states(maze, 0, 1)
         with pytest.raises(UserError, match=r"the worlds of maze have seams: \d+\.\d % of the"):

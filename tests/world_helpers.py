@@ -5,14 +5,14 @@ import math
 import numpy as np
 import torch
 
-from common.game_constants import CAMERA_FOLLOWS, FRAME_SIZE
+from common.game_constants import FRAME_SIZE, pixels_per_square
 from envs.procgen_env import EnvConfig
 from generative.squares import world_corner
 from generative.world_data import NUM_SQUARES
 
 PLAYER, SAW, ENEMY, TRAIL = 0, 2, 5, 59  # entity types in CoinRun
 HARD = EnvConfig("coinrun", "hard")
-PIXELS = CAMERA_FOLLOWS["coinrun"]  # per square
+PIXELS = pixels_per_square("coinrun", "hard")  # per square
 
 
 def near(state, types):
