@@ -125,6 +125,7 @@ def test_attributions_along_trajectories_add_up_to_what_the_agent_said(made, dat
     assert summary["frames"] == 160 and summary["above"] == 0 and summary["gap_99"] <= 0.01
 
 
+@pytest.mark.slow
 def test_killed_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, capsys):
     output, alone = tmp_path / "out", tmp_path / "alone"
 

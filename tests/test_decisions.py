@@ -271,6 +271,7 @@ def test_an_idle_environment_continues_from_a_state_as_a_new_one_does():
                 assert np.array_equal(used.frames, new.frames)
 
 
+@pytest.mark.slow
 def test_joined_shards_equal_one_run_and_every_failure_has_a_film(tmp_path, monkeypatch):
     for name, value in (("WINDOW", 9), ("HORIZON", 4), ("LEVELS_AT_A_TIME", 6),
                         ("MAX_STEPS", 200), ("check_starts", lambda number, flag: None)):

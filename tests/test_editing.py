@@ -331,6 +331,7 @@ def test_a_planted_edit_is_found_and_written(folder, tmp_path, capsys):
     assert f"fails {tried['by_hazard']['1']} of 6 levels because of saw" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_random_features_are_searched_in_the_same_way(folder, tmp_path):
     """The planted feature is found, and the best of as many random edits breaks nothing."""
     output = tmp_path / "edits"

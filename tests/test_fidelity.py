@@ -437,6 +437,7 @@ def test_a_dream_begins_with_the_recorded_state_and_action(simulator, dataset):
 
 # The script
 
+@pytest.mark.slow
 def test_script_writes_the_card_and_the_lives(played, tmp_path, capsys):
     other, output = tmp_path / "other.pth", tmp_path / "out"
     save_agent(other, tiny_policy(seed=7), {})

@@ -264,6 +264,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_everything_after_recording_runs_without_procgen(played, tmp_path):
     """Fails if a module other than envs.procgen_binding imports Procgen, or training needs it."""
     packages = ("common", "stats", "envs", "agents", "interventions", "generative", "analysis",

@@ -433,6 +433,7 @@ def test_directions_are_added_to_a_finished_run(compared, agent_path, matrices, 
     assert times == {file: file.stat().st_mtime_ns for file in (path / "conditions").rglob("*")}
 
 
+@pytest.mark.slow
 def test_shards_compare_patches_and_directions_in_the_simulator_as_one_run(
         agent_path, simulator_file, recording, matrices, tmp_path):
     (tmp_path / "conditions.yml").write_text(

@@ -435,6 +435,7 @@ def run(agent_path, model_file, recording, *more):
         "--precision", "float32", *map(str, more)])
 
 
+@pytest.mark.slow
 def test_script_writes_losses_table_plot_and_settings(
         agent_path, model_file, recording, dataset, split, mean, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -129,6 +129,7 @@ def test_probes_say_that_the_cheese_is_in_its_cell(channels_folder):
     assert table.loc[("cheese in the cell", "accuracy"), "base"] == pytest.approx(15 / 16)
 
 
+@pytest.mark.slow
 def test_retargeting_works_with_the_planted_channel_alone(agent, channels_folder, tmp_path):
     assert retarget(agent, tmp_path, channels_folder / "channels.csv", "--move_cheese") == 0
     effects = pd.read_csv(tmp_path / f"{PLANTED}_to_0.25" / "effects.csv")
@@ -142,6 +143,7 @@ def test_retargeting_works_with_the_planted_channel_alone(agent, channels_folder
     np.testing.assert_allclose(targets["exact_patched"], targets["exact_unpatched"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_scrubbing_supports_the_planted_channel_alone(agent, tmp_path):
     assert scrub(agent, tmp_path / "planted", PLANTED) == 0
     table = pd.read_csv(tmp_path / "planted" / "contrasts.csv")

@@ -151,8 +151,8 @@ def edited(mode: str, seed: int):
 
 
 def test_frames_are_procgens_and_answers_torchs_on_edited_mazes(page, policies):
-    cases = [*(("easy", seed, NAME) for seed in range(5)), *(("hard", seed, NAME)
-             for seed in range(3)), ("easy", 11, SHIPPED), ("hard", 13, SHIPPED)]
+    cases = [*(("easy", seed, NAME) for seed in range(4)), ("hard", 0, NAME), ("hard", 1, NAME),
+             ("easy", 11, SHIPPED)]
     for mode, seed, agent in cases:
         state = edited(mode, seed)
         go(page, fragment(state, agent))
@@ -192,7 +192,7 @@ def opened(policy, state, texts):
 def test_a_patch_on_the_page_is_the_same_patch_in_python(page, policies, fork, facing):
     policy, state = policies[NAME], fork.with_facing(facing)
     original = vector_field(policy, FLOAT32, state, facing=facing)
-    for texts in PATCHES[facing::2] if facing else PATCHES:
+    for texts in PATCHES[:3] if facing else PATCHES:
         go(page, fragment(state, patches=texts))
         with patched(policy, opened(policy, state, texts)):
             field = vector_field(policy, FLOAT32, state, facing=facing)
@@ -387,7 +387,7 @@ def test_a_channel_is_coloured_by_its_cells(page, policies, fork):
 def test_arrows_point_where_the_agent_goes(page, policies):
     """The head of an arrow is wider than its tail."""
     seen = set()
-    for state in find_levels("easy", range(1, 100), 6, Filters(kind="fork")):
+    for state in find_levels("easy", range(1, 100), 4, Filters(kind="fork")):
         field = vector_field(policies[SHIPPED], FLOAT32, state)
         go(page, fragment(state, SHIPPED))
         grid = state.grid

@@ -276,6 +276,7 @@ def test_two_vectors_are_composed(agent, tmp_path):
         "cheese -1", "top right +1", "both", "interaction"]
 
 
+@pytest.mark.slow
 def test_films_show_every_condition_with_the_same_random_numbers(agent, tmp_path):
     folder, level = tmp_path / "films", find_levels("easy", range(100), 1, Filters(size=(5, 5)))[0]
     save_levels(tmp_path / "level.json", [

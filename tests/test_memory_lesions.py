@@ -329,6 +329,7 @@ def test_the_script_finds_that_the_counting_agent_needs_its_memory(counting, tmp
     assert (tmp_path / "episodes" / "copy.csv").stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_the_script_finds_nothing_in_an_agent_without_memory(feed_forward, tmp_path):
     assert run(feed_forward, tmp_path, "--lesions", "reset_once", "reset_always") == 0
     for name in ("effects", "open_loop_effects"):

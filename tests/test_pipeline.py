@@ -349,9 +349,9 @@ def test_a_removed_output_is_made_again_and_what_reads_it_stays_valid(run, outpu
     assert digests(output, finished) == digests(finished)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "pattern", "number", "asked"), [
-    pytest.param("train_agent", "agent/**/model_256.pth", 1, signal.SIGKILL,
-                 marks=pytest.mark.slow),
+    ("train_agent", "agent/**/model_256.pth", 1, signal.SIGKILL),
     ("record", "rollouts/data/episode_*", 3, signal.SIGTERM)])
 def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finished, stage, pattern,
                                                              number, asked):

@@ -222,6 +222,7 @@ def test_the_script_passes_where_a_jump_is_right_and_a_disguise_deceives():
     assert set(hidden["step"]) == {0} and hidden["died"].mean() == 1
 
 
+@pytest.mark.slow
 def test_the_study_of_a_blind_agent_in_shards_finds_no_threshold(tmp_path, monkeypatch, capsys):
     """Joined shards equal a run with another number of slots; a run with fewer conditions reports
     these alone; an unknown one is refused."""

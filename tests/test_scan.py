@@ -212,6 +212,7 @@ def run_scan(agent_file, folder, *more):
         "--reference_size", 2, "--output_dir", folder, *more))])
 
 
+@pytest.mark.slow
 def test_a_scan_of_channels_and_one_of_cells_are_written(steered, tmp_path, capsys):
     save_agent(tmp_path / "model.pth", steered)
     assert run_scan(tmp_path / "model.pth", tmp_path / "channels", "--scan",

@@ -458,6 +458,7 @@ def test_the_agent_acts_in_every_nth_window_and_stands_for_all(simulator, batch)
 
 # Training
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_weights_and_is_exported(recording, tmp_path):
     settings = settings_for(recording, max_batches=8)
     whole = SimulatorTraining(tmp_path / "whole", settings, FLOAT32)

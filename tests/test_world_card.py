@@ -467,6 +467,7 @@ def few_windows(monkeypatch):
     monkeypatch.setattr(world_card.realism.classifier_auc, "__defaults__", (4,))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_windows")
 def test_script_writes_the_worlds(model_file, recording, tmp_path, capsys):
     output = tmp_path / "out"

@@ -82,6 +82,7 @@ def batch(dataset, run):
     return align(dataset.batch(dataset.windows_with_worlds[2:5]), run.simulator.config)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_with_worlds_goes_on_to_the_same_weights(recording, tmp_path):
     settings = settings_for(recording, {"death_copies": 3, "coin_copies": 2}, max_batches=4)
     whole = SimulatorTraining(tmp_path / "whole", settings, FLOAT32)

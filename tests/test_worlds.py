@@ -623,6 +623,7 @@ def obeyed(prior):
     return float(((drawn[:, :, 1:] - drawn[:, :, :-1]) % CLASSES == 1).float().mean())
 
 
+@pytest.mark.slow
 def test_the_prior_learns_a_pattern():
     torch.manual_seed(0)
     prior, generator = WorldPrior(SIZE, CLASSES, (16, 24, 32)), torch.Generator().manual_seed(3)
