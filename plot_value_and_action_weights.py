@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,15 +13,15 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from agents.agent_file import load_agent
+from agents.agent_file import load_agent, read_origin
 from agents.networks import Policy
 from agents.provenance import agent_sha256
 from analysis.heatmaps import Heatmap, Names, plot_matrices, signed_scale
 from analysis.state_maps import save_figures
-from common.game_constants import ACTION_LABELS
 from common.options import command, option
 from common.palette import BLUE, VERMILION
 from common.results import Entry, File, ResultStore, Schema, Table
+from envs.objects import action_labels
 from generative.flags import TRAINING_FLAGS, TrainSimulatorOptions
 from interventions.flags import DirectionOptions
 from interventions.projector import Projector
@@ -55,13 +56,14 @@ def plot_weights(options: WeightOptions) -> pd.DataFrame:
     num_episodes = options.direction_episodes
     projector, matrices = options.load_projector(policy, options.agent_file)
     logits, value = readout(policy, projector)
+    labels = action_labels(read_origin(options.agent_file).env_name or "")
     preferences = logits - logits.mean(axis=0)
     title = (f"{options.agent_file.name}: {len(value)} independent components of the states in "
              f"{num_episodes} episodes")
     table = pd.DataFrame(
         [*((name, kind, *weights) for kind, matrix in (("logit", logits),
                                                        ("preference", preferences))
-           for name, weights in zip(ACTION_LABELS, matrix)), ("value", "value", *value)],
+           for name, weights in zip(labels, matrix)), ("value", "value", *value)],
         columns=["output", "kind", *(f"IC {i}" for i in range(len(value)))])
     with store.replace({
             "agent_file": str(options.agent_file),
@@ -70,8 +72,8 @@ def plot_weights(options: WeightOptions) -> pd.DataFrame:
             "matrices_sha256": matrices}) as temporary:
         table.to_csv(temporary / TABLE_NAME, index=False, float_format="%.6g")
         save_figures(temporary, (
-            ("action_weights.png", plot_actions(preferences, title)),
-            ("action_weights_by_ic.png", plot_action_bars(preferences, title)),
+            ("action_weights.png", plot_actions(preferences, labels, title)),
+            ("action_weights_by_ic.png", plot_action_bars(preferences, labels, title)),
             ("value_weights.png", plot_value(value, title))))
     strongest = int(np.abs(value).argmax())
     print(f"wrote 3 figures and {TABLE_NAME} to {output}; IC {strongest} moves the value most, by "
@@ -97,25 +99,27 @@ def readout(policy: Policy, projector: Projector) -> tuple[np.ndarray, np.ndarra
             projector.gradient(policy.fc_value.weight, "ica")[0].numpy())
 
 
-def plot_actions(preferences: np.ndarray, title: str) -> Figure:
+def plot_actions(preferences: np.ndarray, labels: Sequence[str], title: str) -> Figure:
     """Draw a heat map of the policy's weights: one row per action, one column per component.
 
     Args:
         preferences: weights of the logits minus their mean over actions, (A actions, I components).
+        labels: names of the actions.
         title: second line of the title.
     """
     ics = [str(i) for i in range(preferences.shape[1])]
     return plot_matrices([Heatmap(preferences, "logit minus the mean of all logits")],
-                         Names(ACTION_LABELS, ics, "action", "IC"),
+                         Names(labels, ics, "action", "IC"),
                          [signed_scale([preferences], f"nats {UNIT}", square=False)], 1,
                          f"Readout weights of the policy\n{title}")
 
 
-def plot_action_bars(preferences: np.ndarray, title: str) -> Figure:
+def plot_action_bars(preferences: np.ndarray, labels: Sequence[str], title: str) -> Figure:
     """Draw the policy's weights as bars: one panel per component, one bar per action.
 
     Args:
         preferences: weights of the logits minus their mean over actions, (A actions, I components).
+        labels: names of the actions.
         title: second line of the title.
     """
     num_ics = preferences.shape[1]
@@ -129,7 +133,7 @@ def plot_action_bars(preferences: np.ndarray, title: str) -> Figure:
             continue
         _draw_bars(axes, preferences[:, component])
         axes.set_title(f"IC {component}", fontsize=9)
-        axes.set_xticks(range(len(ACTION_LABELS)), ACTION_LABELS, rotation=90, fontsize=6)
+        axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=6)
         axes.tick_params(axis="x", labelbottom=component + columns >= num_ics)
     figure.supxlabel("action", fontsize=9)
     figure.supylabel(f"nats {UNIT}", fontsize=9)

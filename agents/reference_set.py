@@ -210,7 +210,4 @@ def random_steps(policy: Policy, compute: Compute, env: EnvConfig,
 
 def game_name(agent_file: Path, data_dir: str | Path) -> str:
     """Return the game of an agent as its file says, or else as its recording says, or ""."""
-    game = read_origin(agent_file).env_name
-    if game is None:
-        game = (RolloutFolder(Path(data_dir)).description().get("env") or {}).get("env_name")
-    return game or ""
+    return read_origin(agent_file).env_name or RolloutFolder(Path(data_dir)).game

@@ -164,6 +164,11 @@ class RolloutFolder(ResultStore):
         settings = self.schema.read_settings(self.description_file)
         return {name: value for name, value in settings.items() if name != CONTENTS}
 
+    @property
+    def game(self) -> str:
+        """Name of the recorded game; "" if it is unknown."""
+        return (self.description().get("env") or {}).get("env_name") or ""
+
     def stored_digests(self) -> tuple[dict, int]:
         """Return the digests in ``recording.json``, and its modification time in nanoseconds;
         ({}, 0) if it has none."""

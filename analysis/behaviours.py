@@ -54,7 +54,7 @@ from analysis.steps import ENDED, SimulatedSteps
 from common.cli import count
 from common.errors import UserError
 from common.files import sha256
-from common.game_constants import ACTION_LABELS
+from common.game_constants import NUM_ACTIONS
 from common.options import option
 from common.palette import SKY_BLUE, VERMILION
 from common.schemas import Array, Entry, Npy, Schema
@@ -247,11 +247,12 @@ def action_shares(actions: np.ndarray) -> np.ndarray:
         actions: actions, -1 where unknown, of any shape.
     """
     known = actions[actions >= 0]
-    return np.bincount(known, minlength=len(ACTION_LABELS)) / max(len(known), 1)
+    return np.bincount(known, minlength=NUM_ACTIONS) / max(len(known), 1)
 
 
 def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: np.ndarray,
-                   values: np.ndarray, actions: np.ndarray) -> tuple[Figure, SubFigure]:
+                   values: np.ndarray, actions: np.ndarray, action_labels: Sequence[str]
+                   ) -> tuple[Figure, SubFigure]:
     """Draw one behaviour: the positions of its steps, and the actions and values of its samples.
 
     Args:
@@ -260,6 +261,7 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: n
             show only the values and actions of all samples.
         values: value estimates of the agent (M, T).
         actions: action that led to each step, -1 if unknown (M, T).
+        action_labels: names of the actions in the game.
 
     Returns:
         The figure, and its empty lower subfigure, which has room for the frames of NUM_STRIPS
@@ -271,7 +273,8 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: n
     left, right = above.subfigures(1, 2, width_ratios=(1, 2))
     clusters.draw(left, behaviour, "behaviour")
     frequency_axes, value_axes = right.subplots(1, 2)
-    _draw_actions(frequency_axes, action_shares(actions[members]), action_shares(actions))
+    _draw_actions(frequency_axes, action_shares(actions[members]), action_shares(actions),
+                  action_labels)
     for rows, colour, label in ((values, "#777777", f"all {len(values)} samples"),
                                 (values[members], VERMILION, f"{members.sum()} of the behaviour")):
         if len(rows):
@@ -288,7 +291,7 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: n
 
 
 def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: np.ndarray,
-                  title: str) -> Figure:
+                  action_labels: Sequence[str], title: str) -> Figure:
     """Draw, for each behaviour, the number of samples that show it, the number of samples in its
     cluster at each step, and the frequencies of actions in the samples that show it.
 
@@ -298,6 +301,7 @@ def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: n
         labels: cluster of each step (M, T).
         shares: share of each action in the samples of each behaviour (B, A); NaN for a behaviour
             without samples.
+        action_labels: names of the actions in the game.
     """
     numbers = np.arange(len(sizes))
     steps = np.stack([(labels == number).sum(axis=0) for number in numbers])  # (B, T)
@@ -315,7 +319,7 @@ def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: n
     image = actions.imshow(np.ma.masked_invalid(shares[:, taken]), aspect="auto", cmap=COLOUR_MAP,
                            vmin=0, vmax=1, interpolation="nearest")
     actions.set(ylabel="behaviour", title="actions (white: no samples)")
-    actions.set_xticks(range(len(taken)), [ACTION_LABELS[number] for number in taken], rotation=45,
+    actions.set_xticks(range(len(taken)), [action_labels[number] for number in taken], rotation=45,
                        ha="right")
     figure.colorbar(image, ax=actions, label="share of the actions")
     bars.set_ylim(len(sizes) - 0.5, -0.5)
@@ -326,12 +330,13 @@ def plot_overview(sizes: np.ndarray, in_none: int, labels: np.ndarray, shares: n
     return figure
 
 
-def _draw_actions(axes: Axes, shares: np.ndarray, of_all: np.ndarray) -> None:
+def _draw_actions(axes: Axes, shares: np.ndarray, of_all: np.ndarray,
+                  action_labels: Sequence[str]) -> None:
     taken = np.flatnonzero((shares > 0) | (of_all > 0))
     places = np.arange(len(taken))
     axes.barh(places - 0.2, shares[taken], height=0.38, color=VERMILION)
     axes.barh(places + 0.2, of_all[taken], height=0.38, color=NO_CATEGORY_COLOUR)
-    axes.set_yticks(places, [ACTION_LABELS[number] for number in taken])
+    axes.set_yticks(places, [action_labels[number] for number in taken])
     axes.invert_yaxis()
     axes.set(xlabel="share of the actions that led to the steps", title="actions", xlim=(0, 1))
 
@@ -425,7 +430,7 @@ def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.nd
     shares = np.stack([action_shares(actions[per_sample == i]) for i in range(number)])
     shares[sizes == 0] = np.nan
     yield "behaviours_overview.png", plot_overview(
-        sizes, int((per_sample < 0).sum()), labels, shares,
+        sizes, int((per_sample < 0).sum()), labels, shares, steps.action_labels,
         f"{number} behaviours in {len(per_sample)} simulated samples; a sample shows the most "
         f"common cluster of its first {VOTING_STEPS} steps")
     for behaviour in range(number):
@@ -440,7 +445,8 @@ def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.nd
         candidates = np.flatnonzero(members if members.any() else inside.any(axis=1))
         most_steps = np.argsort(-inside[candidates, :VOTING_STEPS].sum(axis=1), kind="stable")
         rows = candidates[most_steps[:NUM_STRIPS]]
-        figure, below = plot_behaviour(behaviour, note, plots, members, values, actions)
+        figure, below = plot_behaviour(behaviour, note, plots, members, values, actions,
+                                       steps.action_labels)
         draw_strips(below, samples, steps.by_sample(steps.sample)[rows, 0].tolist(), actions[rows],
                     inside[rows])
         whose = ("samples of the behaviour" if members.any() else

@@ -40,8 +40,9 @@ from common.results import ResultStore
 from common.schemas import Entry, File, Schema
 from common.tables import markdown_escaped
 from common.video import mark_action
+from envs.objects import action_labels
 from generative.config import SaliencyConfig
-from generative.sample_files import SampleArrays, SampleFolder
+from generative.sample_files import SampleFolder
 from interventions.flags import DirectionOptions
 
 INDEX_NAME = "index.md"
@@ -102,7 +103,7 @@ def write_stories(options: StoriesOptions) -> Path:
         raise UserError(f"the comparison in {comparison.path} was made with other directions than "
                         "those in --precomp_dir")
     share = options.parameters.get(SaliencyConfig).extrema_threshold
-    pages = BehaviourPages(comparison, samples.stacked(numbers), inputs.coordinates.ics,
+    pages = BehaviourPages(comparison, samples, inputs.coordinates.ics,
                            share, options.num_films, names,
                            options.comparison_plots_dir or folders.comparison_plots, options.seed)
     with store.replace({
@@ -122,9 +123,8 @@ class BehaviourPages:
 
     Args:
         comparison: results of dynamics_grads_consistency_plots.py.
-        samples: the samples of the comparison, in the same order; arrays have the leading
-            dimensions (M, T).
-        ics: coordinates of the ICs in these samples (M, T, I).
+        samples: folder of the samples of the comparison.
+        ics: coordinates of the ICs in the samples of the comparison, in its order (M, T, I).
         share: fraction of all steps counted as extreme at each end of a component's range; the
             frames that illustrate the component are chosen from these steps.
         num_films: number of samples of each behaviour that are shown.
@@ -136,7 +136,7 @@ class BehaviourPages:
             contains a behaviour that no sample shows.
     """
 
-    def __init__(self, comparison: ResultStore, samples: SampleArrays, ics: np.ndarray,
+    def __init__(self, comparison: ResultStore, samples: SampleFolder, ics: np.ndarray,
                  share: float, num_films: int, names: Mapping[int, str], plots: Path, seed: int):
         self._settings = comparison.settings(*COMPARISON_FILES.setting_types)
         self._table, self._matrices = comparison.read("table"), comparison.read("matrix_table")
@@ -149,7 +149,8 @@ class BehaviourPages:
             ALL_SAMPLES: np.arange(len(labels)), **members(labels)}
         for unknown in names.keys() - self._groups.keys():
             raise UserError(f"--behaviour_names names behaviour {unknown}, which no sample shows")
-        self._samples, self._ics, self._share = samples, ics, share
+        self._samples, self._ics, self._share = samples.stacked(self._numbers.tolist()), ics, share
+        self._action_labels = action_labels(samples.game)
         self._num_films, self._names, self._plots = num_films, names, plots
         self._rng = np.random.default_rng(seed)
         self._step = self._settings["saliency_step"]
@@ -195,7 +196,8 @@ class BehaviourPages:
                    "is the action that led to the frame")
         parts = [f"# {self._title(group)}\n", f"[All behaviours]({INDEX_NAME})\n",
                  "## Samples\n",
-                 describe_samples(rows, self._samples, self._ics, self._step) + "\n",
+                 describe_samples(rows, self._samples, self._ics, self._step,
+                                  self._action_labels) + "\n",
                  f"![Steps of {len(films)} samples]({stem}_samples.png)\n"]
         if influences.testable:
             chart = influences.best(influences.variants[0]).head(_CHARTED)

@@ -19,8 +19,9 @@ from analysis.decision_results import (
     rate,
     state_rates,
 )
-from common.game_constants import ACTION_NAMES
 from common.palette import BLUE, DARK_GREY, SKY_BLUE, VERMILION
+from envs.coin import GAME
+from envs.objects import action_labels
 from envs.procgen_env import EnvConfig
 
 _DPI, _BORDER, _RED = 100, 8, (200, 30, 30)
@@ -35,8 +36,7 @@ def plain_action(actions: str) -> int:
 
 def action_label(actions: str) -> str:
     """Return a name for actions with the same effect, such as "right" for "6 7 8"."""
-    action = plain_action(actions)
-    name = ACTION_NAMES[action] if action < len(ACTION_NAMES) else "special"
+    name = action_labels(GAME)[plain_action(actions)]
     return "no action" if name == "null" else name
 
 

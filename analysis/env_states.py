@@ -109,7 +109,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
     yield from draw_clusters(
         (plane, tsne), labels, num_clusters,
         lambda cluster: describe_members(labels == cluster, steps.sample, "sample", steps.value,
-                                         steps.action),
+                                         steps.action, steps.action_labels),
         lambda cluster: central_frames(samples, labels == cluster, principal, means[cluster],
                                        steps.sample, steps.step))
 

@@ -24,7 +24,7 @@ from analysis.state_plots import (
 from analysis.steps import SimulatedSteps
 from common.config import check_entries
 from common.errors import UserError
-from common.game_constants import ACTION_LABELS, NUM_ACTIONS
+from common.game_constants import NUM_ACTIONS
 from common.step_results import StepResults
 from generative.sample_files import SampleFolder
 
@@ -218,11 +218,11 @@ def colour_steps(steps: SimulatedSteps) -> Colourings:
         "time_step": Quantity(steps.step, "step of the sample"),
         "reward": Quantity(steps.reward, "reward of the step"),
         "terminal": Quantity(steps.terminal, "probability that the episode ends"),
-        "action": Category(steps.action, "action that led to the step", ACTION_LABELS)}
+        "action": Category(steps.action, "action that led to the step", steps.action_labels)}
 
 
 def describe_members(members: np.ndarray, sequences: np.ndarray, what: str, values: np.ndarray,
-                     actions: np.ndarray) -> str:
+                     actions: np.ndarray, action_labels: Sequence[str]) -> str:
     """Describe a cluster: number of states and sequences, mean value, and most frequent action.
 
     Args:
@@ -231,6 +231,7 @@ def describe_members(members: np.ndarray, sequences: np.ndarray, what: str, valu
         what: kind of sequence, such as "episode".
         values: value estimates of the agent (N,).
         actions: actions of the agent, -1 if unknown (N,).
+        action_labels: names of the actions in the game.
     """
     number = int(members.sum())
     if not number:
@@ -238,7 +239,7 @@ def describe_members(members: np.ndarray, sequences: np.ndarray, what: str, valu
     known = actions[members & (actions >= 0)]
     counts = np.bincount(known, minlength=NUM_ACTIONS)
     most = int(counts.argmax())
-    action = (f"; most frequent action {ACTION_LABELS[most]} "
+    action = (f"; most frequent action {action_labels[most]} "
               f"({100 * counts[most] / len(known):.0f} %)" if len(known) else "")
     return (f"{number} of {len(members)} states ({100 * number / len(members):.1f} %), from "
             f"{len(np.unique(sequences[members]))} of {len(np.unique(sequences))} {what}s; mean "

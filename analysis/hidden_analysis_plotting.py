@@ -13,6 +13,7 @@ from analysis.steps import read_recorded_steps
 from common.cli import count
 from common.options import command, option
 from common.results import ResultStore
+from envs.objects import action_labels
 from interventions.hidden_states_folder import hidden_state_results
 
 FIGURES = figure_schema("analysis/hidden_analysis_plotting.py")
@@ -35,8 +36,10 @@ def plot_hidden_states(options: HiddenStatePlotsOptions) -> Path:
     num_samples = agent_h.num_generated_samples if options.generated_samples else None
     results = hidden_state_results(options.directions_folder, options.direction_episodes,
                                    num_samples)
-    steps = read_recorded_steps(RolloutFolder(Path(data_dir)), results.number)
-    figures = draw_figures(results, steps, agent_h.num_epi_paths, options.seed)
+    recording = RolloutFolder(Path(data_dir))
+    steps = read_recorded_steps(recording, results.number)
+    figures = draw_figures(results, steps, action_labels(recording.game), agent_h.num_epi_paths,
+                           options.seed)
     replace_figures(store, figures, results, {
         "num_generated_samples": num_samples, "num_epi_paths": agent_h.num_epi_paths,
         "data_dir": data_dir, "seed": options.seed})

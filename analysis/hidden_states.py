@@ -8,6 +8,7 @@ Letters in shape comments: M simulated states.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,6 @@ from analysis.figures import (
 from analysis.parameters import AgentHiddenConfig
 from analysis.state_maps import StateMap, pca_result
 from analysis.state_plots import Category, Plane, Quantity
-from common.game_constants import ACTION_LABELS
 from common.step_results import StepResult, StepResults
 
 
@@ -85,12 +85,14 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
                                           config.nmf_tol, seed))
 
 
-def draw_figures(results: StepResults, steps: pd.DataFrame, num_paths: int, seed: int) -> Figures:
+def draw_figures(results: StepResults, steps: pd.DataFrame, action_labels: Sequence[str],
+                 num_paths: int, seed: int) -> Figures:
     """Draw the figures of the hidden states: trajectories, projections and clusters.
 
     Args:
         results: precomputed results; simulated states are drawn if there are any.
         steps: steps of the episodes that the results cover, from ``read_recorded_steps``.
+        action_labels: names of the actions in the game.
         num_paths: number of episodes whose trajectories are drawn.
 
     Raises:
@@ -112,7 +114,7 @@ def draw_figures(results: StepResults, steps: pd.DataFrame, num_paths: int, seed
     plane = space.dimensions(2)
     recorded = dataclasses.replace(plane, others=None, title=title)
     tsne = Plane(results.read("tsne", num_states)[:, :2], TSNE_NAMES[:2], title)
-    colourings = colour_recorded_steps(results, steps, labels, num_clusters)
+    colourings = colour_recorded_steps(results, steps, action_labels, labels, num_clusters)
 
     def describe_episode(episode: int) -> str:
         rewarded = steps["rewarded"][episodes == episode]
@@ -125,12 +127,12 @@ def draw_figures(results: StepResults, steps: pd.DataFrame, num_paths: int, seed
     yield from draw_clusters(
         (recorded, tsne), labels, num_clusters, lambda cluster: describe_members(
             labels == cluster, episodes, "episode", steps["value"].to_numpy(),
-            steps["action"].to_numpy()),
+            steps["action"].to_numpy(), action_labels),
         most=num_clusters)
 
 
-def colour_recorded_steps(results: StepResults, steps: pd.DataFrame, labels: np.ndarray,
-                          num_clusters: int) -> Colourings:
+def colour_recorded_steps(results: StepResults, steps: pd.DataFrame, action_labels: Sequence[str],
+                          labels: np.ndarray, num_clusters: int) -> Colourings:
     """Return colourings of recorded states by the data of their step (such as value and action),
     cluster, strongest NMF factor and strongest IC.
 
@@ -149,8 +151,9 @@ def colour_recorded_steps(results: StepResults, steps: pd.DataFrame, labels: np.
     sources = np.abs(results.read("sources", num_states))
     return {
         "entropy": Quantity(of["entropy"], "entropy of the policy (nats)"),
-        "likeliest_action": Category(of["likeliest_action"], "most likely action", ACTION_LABELS),
-        "action": Category(of["action"], "action taken", ACTION_LABELS),
+        "likeliest_action": Category(of["likeliest_action"], "most likely action",
+                                     tuple(action_labels)),
+        "action": Category(of["action"], "action taken", tuple(action_labels)),
         "cluster": colour_by_cluster(labels, num_clusters),
         "nmf_factor": Category(weights.argmax(axis=1), "strongest NMF factor",
                                tuple(f"factor {i}" for i in range(weights.shape[1])),

@@ -8,6 +8,8 @@ Letters in shape comments: I independent components (ICs).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -15,7 +17,7 @@ from agents.outputs import ANSWERS
 from analysis.influences.comparison import WITH, WITHOUT
 from analysis.influences.gradients import ANSWER_NAMES
 from analysis.steps import ENDED
-from common.game_constants import ACTION_LABELS, NUM_ACTIONS
+from common.game_constants import NUM_ACTIONS
 from generative.sample_files import SampleArrays
 
 MOST_LISTED = 10  # largest number of influences in one list on a page
@@ -32,7 +34,8 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def describe_samples(rows: np.ndarray, samples: SampleArrays, ics: np.ndarray, step: int) -> str:
+def describe_samples(rows: np.ndarray, samples: SampleArrays, ics: np.ndarray, step: int,
+                     action_labels: Sequence[str]) -> str:
     """Describe a group of samples: most likely actions, mean value, numbers of samples with an end
     of the episode and with a reward, and the ICs whose mean over the group is most unusual.
 
@@ -43,10 +46,11 @@ def describe_samples(rows: np.ndarray, samples: SampleArrays, ics: np.ndarray, s
         ics: coordinates of the ICs in all samples (M, T, I).
         step: step at which actions, values and ICs are read: the one at which the saliency
             functions were evaluated.
+        action_labels: names of the actions in the game.
     """
     likeliest = np.bincount(samples.log_probs[rows, step].argmax(axis=-1), minlength=NUM_ACTIONS)
     most = np.argsort(-likeliest, kind="stable")[:3]
-    actions = ", ".join(f"{ACTION_LABELS[i]} in {likeliest[i]}" for i in most if likeliest[i])
+    actions = ", ".join(f"{action_labels[i]} in {likeliest[i]}" for i in most if likeliest[i])
     text = (f"{len(rows)} of {len(ics)} samples ({percent(len(rows) / len(ics))}). "
             f"At step {step} the agent's most likely action is {actions} of them; its mean value "
             f"estimate is {samples.values[rows, step].mean():.2f}. "

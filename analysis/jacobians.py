@@ -49,7 +49,6 @@ from analysis.state_maps import SampleAnalysis, SampleRun
 from analysis.state_plots import COLOUR_MAP, Category, Plane, Quantity
 from analysis.steps import ENDED, SimulatedSteps
 from common.errors import UserError
-from common.game_constants import ACTION_LABELS
 from common.options import option, redefine
 from common.progress import with_progress
 from common.schemas import Array, Entry, Npy, Schema
@@ -224,7 +223,7 @@ def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSt
         "sum_of_reward": Quantity(steps.by_sample(steps.reward).sum(axis=1),
                                   "sum of reward of the sample"),
         "ends": Category(ends.astype(int), "end of the sample", ("continues", "ends")),
-        "action": Category(action, f"action that led to step {step}", ACTION_LABELS),
+        "action": Category(action, f"action that led to step {step}", steps.action_labels),
         "cluster": colour_by_cluster(labels, num_clusters)}
     planes: dict[str, Plane] = {}
     principal: np.ndarray | None = None

@@ -6,6 +6,7 @@ Letters in shape comments: M other states, which are drawn in black for comparis
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,7 @@ from matplotlib.lines import Line2D
 from common.palette import COLOURS, DARK_GREY, SKY_BLUE, VERMILION
 from common.video import write_gif
 
-# If there are more categories than colours, further categories have other markers. The number of a
-# numbered category is written at the median position of its states.
-MARKERS = ("o", "^", "s", "x", "P", "v", "*", "D")
-NO_CATEGORY_COLOUR, OTHERS_COLOUR = "#BBBBBB", "black"
+NO_CATEGORY_COLOUR, REST_COLOUR, OTHERS_COLOUR = "#BBBBBB", "#909090", "black"
 OTHERS_SIZE = 6  # smallest marker area of other states, in square points
 COLOUR_MAP = "viridis"
 LEGEND_ROWS = 20
@@ -110,7 +108,7 @@ class Quantity:
 
 @dataclasses.dataclass(frozen=True)
 class Category:
-    """A category per state, shown as a colour and a marker.
+    """A category per state, shown as a colour; on planes, as a panel if there are too many.
 
     Attributes:
         values: category of each state, from 0, or -1 for none (N,).
@@ -123,13 +121,28 @@ class Category:
     names: tuple[str, ...]
     numbered: bool = False
 
+    @functools.cached_property
+    def counts(self) -> dict[int, int]:
+        """Number of states of each category that occurs, in the order of the categories."""
+        return {int(value): int(count) for value, count in
+                zip(*np.unique(self.values[self.values >= 0], return_counts=True))}
+
+    @functools.cached_property
+    def colours(self) -> dict[int, str]:
+        """Colours of the categories that occur, or of the most frequent ones of too many."""
+        largest = sorted(self.counts, key=lambda value: -self.counts[value])[:len(COLOURS)]
+        return dict(zip(sorted(largest), COLOURS))
+
 
 def plot_plane(plane: Plane, colouring: Quantity | Category, seed: int) -> Figure:
     """Draw all states on a plane, coloured by a quantity or category, with other states in black.
+    If there are more categories than colours, each has its own panel.
 
     Args:
         colouring: value or category of each state.
     """
+    if isinstance(colouring, Category) and len(colouring.counts) > len(COLOURS):
+        return _plot_categories(plane, colouring)
     figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots()
     # States are drawn in random order, but states with rare values on top.
@@ -138,11 +151,11 @@ def plot_plane(plane: Plane, colouring: Quantity | Category, seed: int) -> Figur
     order = order[np.argsort(-_frequency(colouring)[order], kind="stable")]
     _scatter(axes, plane.places, colouring, order, size)
     if isinstance(colouring, Category) and colouring.numbered:
-        for value in np.unique(colouring.values[colouring.values >= 0]):
+        for value, colour in colouring.colours.items():
             middle = np.median(plane.places[colouring.values == value], axis=0)
             axes.annotate(str(value), middle, ha="center", va="center", fontsize=8, weight="bold",
                           bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.8,
-                                "edgecolor": COLOURS[value % len(COLOURS)]})
+                                "edgecolor": colour})
     if plane.others is not None:
         axes.scatter(plane.others[:, 0], plane.others[:, 1], c=OTHERS_COLOUR,
                      s=max(size, OTHERS_SIZE), linewidths=0, rasterized=True)
@@ -159,6 +172,34 @@ def plot_plane(plane: Plane, colouring: Quantity | Category, seed: int) -> Figur
                         label=colouring.label)
         if handles:
             axes.legend(handles=handles, loc="best", fontsize=9)
+    return figure
+
+
+def _plot_categories(plane: Plane, categories: Category) -> Figure:
+    """Draw one panel per category that occurs, its states over all states in grey, and one with the
+    other states, if there are any."""
+    panels = [(f"{categories.names[value]} ({count})", plane.places[categories.values == value],
+               VERMILION) for value, count in categories.counts.items()]
+    if plane.others is not None:
+        panels.append((f"{plane.others_name} ({len(plane.others)})", plane.others, OTHERS_COLOUR))
+    columns = min(int(np.ceil(np.sqrt(1.6 * len(panels)))), len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(2.1 * columns + 0.4, 2.1 * rows + 0.9), layout="constrained")
+    density = _density(plane.places)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes, (title, places, colour) in zip(grid.flat, panels):
+        _draw_density(axes, density)
+        axes.scatter(*places.T, s=_size(len(places)) / 2, linewidths=0, color=colour,
+                     rasterized=True)
+        plane.frame(axes)
+        axes.set(xlabel="", ylabel="", xticks=(), yticks=())
+        axes.set_title(title, fontsize=9)
+    for axes in grid.flat[len(panels):]:
+        axes.axis("off")
+    figure.supxlabel(plane.names[0], fontsize=9)
+    figure.supylabel(plane.names[1], fontsize=9)
+    figure.suptitle(f"{plane.title}\none panel per {categories.label}; grey: all {plane.unit}",
+                    fontsize=11, x=0.02, ha="left")
     return figure
 
 
@@ -345,7 +386,7 @@ def plot_space(space: Plane, colouring: Quantity | Category, seed: int) -> Rotat
 
 def _scatter(axes: Any, places: np.ndarray, colouring: Quantity | Category, order: np.ndarray,
              size: float, **more) -> None:
-    """Draw states, one scatter collection per marker.
+    """Draw states.
 
     Args:
         axes: axes to draw into, with as many dimensions as ``places`` has columns.
@@ -355,15 +396,8 @@ def _scatter(axes: Any, places: np.ndarray, colouring: Quantity | Category, orde
         size: marker area, in square points.
         more: further arguments of ``axes.scatter``.
     """
-    colours = _rgba(colouring)
-    marker = np.zeros(len(places), dtype=np.int64)
-    if isinstance(colouring, Category):
-        marker = np.maximum(colouring.values, 0) // len(COLOURS) % len(MARKERS)
-    for number in np.unique(marker):
-        rows = order[marker[order] == number]
-        shape = MARKERS[number]
-        axes.scatter(*places[rows].T, c=colours[rows], s=size if shape == "o" else 2 * size,
-                     marker=shape, linewidths=0.8 if shape == "x" else 0, rasterized=True, **more)
+    axes.scatter(*places[order].T, c=_rgba(colouring)[order], s=size, linewidths=0,
+                 rasterized=True, **more)
 
 
 def _inside(places: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -373,11 +407,12 @@ def _inside(places: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray
 def _legend_handles(colouring: Quantity | Category, plane: Plane) -> list[Line2D]:
     handles = []
     if isinstance(colouring, Category):
-        for value, name in enumerate(colouring.names):
-            count = int((colouring.values == value).sum())
-            if count:
-                handles.append(_handle(COLOURS[value % len(COLOURS)], f"{name} ({count})",
-                                       MARKERS[value // len(COLOURS) % len(MARKERS)]))
+        handles += [_handle(colour, f"{colouring.names[value]} ({colouring.counts[value]})")
+                    for value, colour in colouring.colours.items()]
+        rest = [count for value, count in colouring.counts.items()
+                if value not in colouring.colours]
+        if rest:
+            handles.append(_handle(REST_COLOUR, f"{len(rest)} rarer ones ({sum(rest)})"))
         in_none = int((colouring.values < 0).sum())
         if in_none:
             handles.append(_handle(NO_CATEGORY_COLOUR, f"none ({in_none})"))
@@ -396,9 +431,9 @@ def _rgba(colouring: Quantity | Category) -> np.ndarray:
     """Return the colour of each state as RGBA (N, 4)."""
     if isinstance(colouring, Quantity):
         return colormaps[COLOUR_MAP](_norm(colouring.values)(colouring.values))
-    table = matplotlib.colors.to_rgba_array([NO_CATEGORY_COLOUR, *COLOURS])
-    values = colouring.values
-    return table[np.where(values < 0, 0, values % len(COLOURS) + 1)]
+    return matplotlib.colors.to_rgba_array([
+        NO_CATEGORY_COLOUR if value < 0 else colouring.colours.get(int(value), REST_COLOUR)
+        for value in colouring.values])
 
 
 def _norm(values: np.ndarray) -> Normalize:

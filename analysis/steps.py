@@ -11,6 +11,7 @@ import pandas as pd
 from agents.rollout_files import POSITION_COLUMNS, RolloutFolder
 from common.errors import UserError
 from common.progress import with_progress
+from envs.objects import action_labels
 from generative.sample_files import SampleFolder
 
 
@@ -148,6 +149,7 @@ class SimulatedSteps:
         terminal: probability that the episode ends at this step.
         action: action that led to the step, -1 if unknown.
         num_samples: number of samples, M.
+        action_labels: names of the actions in the game.
     """
 
     sample: np.ndarray
@@ -157,6 +159,7 @@ class SimulatedSteps:
     terminal: np.ndarray
     action: np.ndarray
     num_samples: int
+    action_labels: tuple[str, ...]
 
     @property
     def num_steps(self) -> int:
@@ -188,4 +191,4 @@ def read_simulated_steps(folder: SampleFolder, numbers: Sequence[int]) -> Simula
         sample=np.repeat(np.asarray(numbers), num_steps),
         step=np.tile(np.arange(num_steps), num_samples), value=value.ravel(),
         reward=reward.ravel(), terminal=terminal.ravel(), action=action.ravel(),
-        num_samples=num_samples)
+        num_samples=num_samples, action_labels=action_labels(folder.game))

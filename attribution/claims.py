@@ -19,13 +19,14 @@ from agents.outputs import VALUE
 from attribution.checking.agent_checks import CHECK_FILES
 from attribution.checking.object_removal import OBJECTS_AT_STAKE
 from attribution.checking.object_scores import OBJECT_FILES, RATES, read_names
-from attribution.failures.results import ANY, FAILURES, ORIGINAL
+from attribution.failures.results import ANY, FAILURES, ORIGINAL, label_words
 from attribution.results import AttributionStore, read_features
 from attribution.training_levels import LEVEL_SERIES, level_findings
 from attribution.trajectories import AdvantageSettings, Trajectories, advantages_of, value_spikes
 from common.config import typed
 from common.errors import UserError
 from common.results import ResultStore, Table
+from envs.objects import kind_label
 from stats.association import explained, rank_correlations
 from stats.bootstrap import ClusterBootstrap
 from stats.claims import Claim, ClaimsTable, Finding
@@ -207,7 +208,7 @@ def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]
 def _failures(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     table = _table(studies.causes, "rates")
     for row in table[table["condition"] == ORIGINAL].itertuples():
-        measure = "all failures" if row.cause == ANY else f"failures by {row.cause}"
+        measure = "all failures" if row.cause == ANY else f"failures by {kind_label(row.cause)}"
         yield Finding("levels", measure, row.rate, row.low_95, row.high_95, row.levels, shown=True)
 
 
@@ -236,15 +237,16 @@ def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     table = _table(studies.causes, "effects")
     for row in table[~table["control"].astype(bool)].itertuples():
         tested = np.isfinite(row.p_holm)  # conditions without controls are not shown
-        yield Finding.of_effect("levels", f"{row.label}: failures by {row.outcome}", row,
+        measure = f"{label_words(row.label)}: failures by {kind_label(row.outcome)}"
+        yield Finding.of_effect("levels", measure, row,
                                 shown=tested and max(row.unaltered, row.altered) > 0,
                                 holds=True if row.claimed else None)
 
 
 def _blind(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     for row in _table(studies.causes, "blindness").itertuples():
-        yield Finding("levels", f"{row.label}: blindness for {row.hazard}", row.blindness,
-                      row.low_95, row.high_95, 0, shown=True)
+        measure = f"{label_words(row.label)}: blindness for {kind_label(row.hazard)}"
+        yield Finding("levels", measure, row.blindness, row.low_95, row.high_95, 0, shown=True)
 
 
 def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:

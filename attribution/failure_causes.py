@@ -35,6 +35,7 @@ from attribution.failures.results import (
     effects,
     failure_files,
     first_failures,
+    label_words,
     plot_rates,
     rates,
     report,
@@ -47,6 +48,7 @@ from common.palette import DPI
 from common.results import ResultStore
 from common.shards import WHOLE
 from common.video import FRAMES_PER_SECOND, mark_action, write_video
+from envs.objects import kind_label
 from interventions.flags import REFERENCE_SIZE
 from stats.effects import check_starts
 
@@ -261,7 +263,7 @@ def write_film(path: Path, conditions: Sequence[Condition[float]], causes: Seque
     for condition, cause in zip(conditions, causes):
         [episode] = testbed.episodes(condition, [number])
         assert testbed.env is not None
-        films[f"{condition.label}: {cause}"] = last_steps(
+        films[f"{label_words(condition.label)}: {kind_label(cause)}"] = last_steps(
             testbed.env, episode.level_seed, episode.actions[:-1].tolist(), LAST_STEPS,
             condition.edit, condition.edit_every_step)
     write_video(path, side_by_side_films(films), FRAMES_PER_SECOND)
@@ -289,7 +291,7 @@ def last_frames_of(condition: Condition[float], failed: pd.DataFrame, testbed: T
         end = len(episode.actions) - 1  # the terminal frame, which is black
         begin = max(0, end - NUM_FRAMES)
         endings.append((
-            f"{cause}: level {episode.level_seed}, steps {begin} to {end - 1}",
+            f"{kind_label(cause)}: level {episode.level_seed}, steps {begin} to {end - 1}",
             np.stack([mark_action(episode.frames[step], episode.actions[step])
                       for step in range(begin, end)]), episode.values[begin:end]))
     return endings

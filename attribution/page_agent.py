@@ -38,6 +38,7 @@ from attribution.results import (
 from common.errors import UserError, nearest
 from common.game_constants import FRAME_SIZE
 from common.results import ResultStore
+from envs.objects import action_labels
 
 _SCORES = ("auc", "low_95", "high_95", "chance_high")  # columns per feature and kind of object
 MIN_STABILITY = 0.3  # features with a lower stability are not named after an object
@@ -64,6 +65,7 @@ class AttributedAgent:
         checksum: checksum of the agent.
         remembers: whether the agent is recurrent.
         recording: recording of the agent.
+        action_labels: names of the actions in the game.
         steps: steps of the trajectories.
         features: features by layer, in order of computation.
         layers: short names of all layers, after INPUT (the frame itself) if it has gradients.
@@ -82,6 +84,8 @@ class AttributedAgent:
         self.checksum = agent_sha256(agent_file)
         self.remembers = policy.recurrent
         self.recording = Recording(data_dir, policy, agent_file)
+        self.action_labels = action_labels(
+            (self.recording.description.get("env") or {}).get("env_name") or "")
         self._store = AttributionStore(attributions)
         self._store.check_source(agent_digests(agent_file), self.recording.sha256)
         self.tolerance = self._store.tolerance()

@@ -84,7 +84,7 @@ def find_bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool,
         layer = agent.opening_layer()
         output = agent.outputs_at(layer)[0]
         gaps, residuals = _errors(agent, layer, output)
-        what = f"{title_of(output)} at {layer}"
+        what = f"{title_of(output, agent.action_labels)} at {layer}"
         lists += [
             ("Largest completeness errors", f"Frames in which the summed attribution of {what} "
              "differs most from the change of the output from its baseline, relative to that "

@@ -57,7 +57,8 @@ def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
     return PageContent(
         experiment, (agent,), (0,) * agent.steps.num_trajectories,
         game or "a game that the recording does not name",
-        tuple(PageOutput(name, title_of(name), kind_of(name)) for name in agent.outputs),
+        tuple(PageOutput(name, title_of(name, agent.action_labels), kind_of(name))
+              for name in agent.outputs),
         tuple(map(agent.page_layer, agent.layers)), agent.steps, advantages.astype(np.float32),
         {**dataclasses.asdict(settings), **_describe(calibration)},
         find_bookmarks(agent, advantages, calibration.is_off, failures, num_bookmarks),

@@ -43,7 +43,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -54,7 +54,7 @@ from PIL import Image
 from attribution.page_statistics import LEVELS, quantise, sample_sizes, summarise
 from attribution.results import ACTIVATIONS
 from attribution.trajectories import Trajectories
-from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
+from common.game_constants import ACTION_DIRECTIONS, FRAME_SIZE
 from common.page_files import PageFolder, data_script, encoded, letters, packed
 from common.progress import with_progress
 from envs.objects import action_labels
@@ -213,17 +213,17 @@ class PageLayer:
     seen: np.ndarray | None = None
 
 
-def title_of(output: str) -> str:
-    """Return the human-readable title of an output."""
+def title_of(output: str, labels: Sequence[str]) -> str:
+    """Return the human-readable title of an output; labels: names of the actions in the game."""
     if output in _TITLES:
         return _TITLES[output]
     for prefix, words in _PREFIXES.items():
         if output.startswith(prefix):
             return words + output.removeprefix(prefix)
     if output.startswith(PRODUCTS):
-        return f"gradient × activation: {title_of(output.removeprefix(PRODUCTS))}"
+        return f"gradient × activation: {title_of(output.removeprefix(PRODUCTS), labels)}"
     number = output.removeprefix("logit_")
-    return f"logit of {ACTION_LABELS[int(number)]}" if number.isdigit() else output
+    return f"logit of {labels[int(number)]}" if number.isdigit() else output
 
 
 def kind_of(output: str) -> str:

@@ -16,6 +16,7 @@ from markdown.treeprocessors import Treeprocessor
 
 from common.errors import shortened
 from common.files import read_bytes
+from common.tables import with_minus
 
 MAX_DOCUMENT = 1_000_000  # characters of a Markdown file
 MAX_MARKS, MAX_ALL_MARKS = 150, 50_000  # characters such as [ in a block, and in all blocks
@@ -45,6 +46,7 @@ def render_markdown(document: Path, link: Callable[[Path], str]) -> markupsafe.M
         reader.inlinePatterns.deregister(name)
     reader.inlinePatterns.register(_OwnMarkup(_OwnMarkup.PATTERN, reader), "own markup", 90)
     reader.treeprocessors.register(_Links(document, link), "links", 1)
+    reader.treeprocessors.register(_Minus(), "minus", 0)
     return markupsafe.Markup(reader.convert(text))
 
 
@@ -71,6 +73,21 @@ class _OwnMarkup(InlineProcessor):
     def handleMatch(self, m: re.Match, data: str) -> tuple[Element, int, int]:
         element = Element("a", id=m[1]) if m[1] else Element("br")
         return element, m.start(0), m.end(0)
+
+
+class _Minus(Treeprocessor):
+    """Write negative numbers with minus signs, except in code."""
+
+    def run(self, root: Element) -> None:
+        for element in root.iter():
+            if element.text and element.tag != "code":
+                element.text = _minus(element.text)
+            if element.tail:
+                element.tail = _minus(element.tail)
+
+
+def _minus(text: str) -> str:
+    return text if isinstance(text, markdown.util.AtomicString) else with_minus(text)
 
 
 class _Links(Treeprocessor):

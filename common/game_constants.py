@@ -67,6 +67,7 @@ ACTION_DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0), (0, 1), (1, -1
                      *((0, 0),) * 6)
 # Names of actions 0 to 8, the moves.
 ACTION_NAMES = ("downleft", "left", "upleft", "down", "null", "up", "downright", "right", "upright")
+# Names in files; ``envs.objects.action_labels`` has those that are shown.
 ACTION_LABELS = (*ACTION_NAMES,
                  *(f"special {i}" for i in range(len(ACTION_NAMES), NUM_ACTIONS)))
 OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # of actions

@@ -24,6 +24,7 @@ import numpy as np
 
 from common.errors import UserError
 from common.schemas import Entry, File
+from common.tables import with_minus
 
 BUILT = Path(__file__).parents[1] / "web" / "built"
 BITS, FIRST_LETTER = 15, 0x4000  # per character; all code points up to 0xBFFF are valid
@@ -76,10 +77,12 @@ class PageFolder:
 
 
 def templates(folder: Path) -> jinja2.Environment:
-    """Return the HTML templates in a folder; they can include ``style.css`` and ``films.js``."""
+    """Return the HTML templates in a folder; they can include ``style.css`` and ``films.js``.
+    Negative numbers in their texts have minus signs."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, Path(__file__).parent / "templates"]),
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        finalize=lambda value: with_minus(value) if type(value) is str else value)
 
 
 def data_script(path: Path, content: dict) -> bytes:

@@ -31,6 +31,11 @@ def markdown_escaped(text: str) -> str:
     return re.sub(r"[\\`*\[\]|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
 
+def with_minus(text: str) -> str:
+    """Replace hyphens before numbers by minus signs, for pages."""
+    return re.sub(r"(?<![\w.,)/−-])-(?=\.?\d)", "−", text)
+
+
 def format_count(number: int, plural: str) -> str:
     """Return a number with its noun, such as "2 layers of one agent" or "1 layer of one agent".
 

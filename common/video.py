@@ -14,7 +14,7 @@ from pathlib import Path
 
 import av
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from common.errors import UserError
 from common.files import atomic_path
@@ -38,8 +38,8 @@ def enlarge(frame: np.ndarray, factor: int) -> np.ndarray:
 def mark_action(frame: np.ndarray, action: int) -> np.ndarray:
     """Return a copy of a uint8 frame (H, W, C) with a mark of the action in the lower left corner.
 
-    The mark is an arrow for a move, a ring for no move, and a star for one of the keys that fire or
-    throw in some games (actions 9 to 14).
+    The mark is an arrow for a move, a ring for no move, and the number of one of the keys that fire
+    or throw in some games (actions 9 to 14).
     """
     size = frame.shape[0] // 5
     stamp = _stamp(int(action), size)  # (size, size, 4)
@@ -60,10 +60,8 @@ def _stamp(action: int, size: int) -> np.ndarray:
                  outline=(0, 0, 0, 255), width=big // 30)
     right, up = ACTION_DIRECTIONS[action]
     if action >= len(ACTION_NAMES):
-        tips = [(0.5 * big + (0.36 if k % 2 == 0 else 0.13) * big * math.sin(math.pi * k / 8),
-                 0.5 * big - (0.36 if k % 2 == 0 else 0.13) * big * math.cos(math.pi * k / 8))
-                for k in range(16)]
-        draw.polygon(tips, fill=(200, 30, 30, 255))
+        draw.text((big / 2, big / 2), str(action), (200, 30, 30, 255), anchor="mm",
+                  font=ImageFont.load_default(0.6 * big), stroke_width=big // 60)
     elif right == up == 0:
         draw.ellipse((0.38 * big, 0.38 * big, 0.62 * big, 0.62 * big), outline=(200, 30, 30, 255),
                      width=big // 20)

@@ -16,7 +16,7 @@ from scipy import ndimage
 
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
-from common.game_constants import ACTION_LABELS, ACTION_NAMES, NUM_ACTIONS
+from common.game_constants import ACTION_NAMES, NUM_ACTIONS
 from envs.level_state import LevelState, MovingObject
 
 GAME_OBJECTS_FILE = Path(__file__).parent.parent / "hyperparams" / "game_objects.yml"
@@ -94,20 +94,23 @@ def objects_of(game: str) -> tuple[GameObject, ...]:
 
 @functools.cache
 def action_labels(game: str) -> tuple[str, ...]:
-    """Return the names of Procgen's actions in a game.
+    """Return the names of Procgen's actions in a game; "" stands for an unknown game.
 
     Raises:
         UserError: if ``game_objects.yml`` names another action than 9 to 14.
 
     Example::
 
-        >>> action_labels("starpilot")[9:11]
-        ('fire', 'fire backwards')
+        >>> action_labels("starpilot")[9:11], action_labels("coinrun")[9]
+        (('fire', 'fire backwards'), 'no effect (9)')
     """
-    keys = read_yaml(GAME_OBJECTS_FILE).get(game, {}).get(_KEYS, {})
+    games = read_yaml(GAME_OBJECTS_FILE)
+    keys = games.get(game, {}).get(_KEYS, {})
     if not set(keys) <= set(range(len(ACTION_NAMES), NUM_ACTIONS)):
         raise UserError(f"{GAME_OBJECTS_FILE.name}: {game}: the keys are the actions 9 to 14")
-    return tuple(str(keys.get(number, label)) for number, label in enumerate(ACTION_LABELS))
+    unnamed = "no effect ({})" if game in games else "action {}"
+    return (*ACTION_NAMES, *(str(keys.get(number, unnamed.format(number)))
+                             for number in range(len(ACTION_NAMES), NUM_ACTIONS)))
 
 
 def kind_label(name: str) -> str:

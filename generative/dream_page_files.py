@@ -41,9 +41,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
+from common.game_constants import ACTION_DIRECTIONS
 from common.page_files import PageFolder, data_script, packed
 from common.traced import Program
+from envs.objects import action_labels
 from generative.camera import FASTEST
 from generative.dream_programs import WORLD_FIELDS
 from generative.dream_starts import PageStart
@@ -98,7 +99,8 @@ def write_page(folder: DreamPageFolder, names: dict[str, str], simulator: Simula
         path.write_bytes(data_script(path, content))
 
     write("manifest", {
-        "format": FORMAT, **names, "actions": ACTION_LABELS, "directions": ACTION_DIRECTIONS,
+        "format": FORMAT, **names, "actions": action_labels(names["game"]),
+        "directions": ACTION_DIRECTIONS,
         "starts": [_described(start) for start in starts], "previews": frames_image(previews),
         "axes": [{**dataclasses.asdict(axis), "vector": axis.vector.astype(float).tolist()}
                  for axis in axes],

@@ -194,6 +194,12 @@ class SampleFolder(ResultStore):
         """Return the settings of the samples; empty for published samples, which lack them."""
         return self.schema.read_settings(self.settings_file)
 
+    @property
+    def game(self) -> str:
+        """Name of the game of the recording from which the samples start; "" if unknown."""
+        recording = self.description().get("data_recording") or {}
+        return (recording.get("env") or {}).get("env_name") or ""
+
     def numbers(self) -> list[int]:
         """Return the numbers of the samples in the folder, in ascending order.
 

@@ -61,13 +61,38 @@ def test_keys_are_named_if_they_do_something(game):
                     after[action] = entities(LevelState.parse(slots.state(0)))
             changed |= {action for action, found in after.items() if found != after.get(STAY)}
     labels = action_labels(game)
-    assert changed == {action for action in range(15) if labels[action] != ACTION_LABELS[action]}
+    assert changed == {action for action in range(9, 15) if labels[action] != no_effect(action)}
     assert len(set(labels)) == 15
 
 
-def test_stars_mark_the_keys_in_pictures_and_numbers_force_them():
-    marks = [mark_action(np.zeros((100, 100, 3), np.uint8), action) for action in (4, 7, 9)]
-    assert not any(np.array_equal(mark, marks[2]) for mark in marks[:2])
+def no_effect(action):
+    return f"no effect ({action})"
+
+
+@pytest.mark.parametrize("game", ["coinrun", "maze"])
+def test_keys_without_effect_do_the_same_as_no_move(game):
+    """Fails if a key is named "no effect" although the game, the player included, goes on
+    otherwise."""
+    with contextlib.closing(LevelSlots(EnvConfig(game, "hard"), 1)) as slots:
+        for state in played(game, "hard", 0, 30, 5):
+            after = []
+            for action in (STAY, *range(9, 15)):
+                slots.restore(0, state.to_bytes())
+                for _ in range(3):
+                    slots.step(0, action)
+                after.append({name: np.asarray(value).tolist() for name, value in
+                              LevelState.parse(slots.state(0)).fields().items()
+                              if name not in ("step.action", "drawing.special_action")})
+            assert all(each == after[0] for each in after)
+    assert action_labels(game)[9:] == tuple(map(no_effect, range(9, 15)))
+    assert action_labels("")[9] == "action 9"
+
+
+def test_actions_have_different_marks_and_numbers_force_them():
+    """Fails if two actions look alike in films."""
+    marks = {mark_action(np.zeros((64, 64, 3), np.uint8), action).tobytes()
+             for action in range(15)}
+    assert len(marks) == 15
     assert manual_actions(["9", "4"]) == (ACTION_LABELS[9], "null")
     with pytest.raises(UserError, match="--manual_action"):
         manual_actions(["15"])

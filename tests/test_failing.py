@@ -35,7 +35,13 @@ from agents.testbed import Condition, Testbed
 from attribution import failure_causes
 from attribution.failure_causes import NUM_FRAMES, last_frames_of
 from attribution.failures import causes
-from attribution.failures.results import blindness, effects, failure_files, rates
+from attribution.failures.results import (
+    blindness,
+    effects,
+    failure_files,
+    label_words,
+    rates,
+)
 from common.errors import UserError
 from common.files import read_json
 from common.results import ResultStore
@@ -330,6 +336,10 @@ def test_failures_are_counted_and_reported(counted):
     assert store.has("last_frames") and "](failures.png)" in text
     films = [path.name for path in (store.path / "films").iterdir()]
     assert films and all(name in text for name in films)
+    for line in text.splitlines():  # kinds of object in words
+        assert line.startswith("- [") or "enemy_left" not in line
+    assert "| enemy moving left |" in text
+    assert label_words("without_block3_0") == "without feature 0 of block3"
 
 
 def test_an_interrupted_condition_does_not_resume_with_another_agent(counted, tmp_path, capsys):

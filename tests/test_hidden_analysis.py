@@ -26,6 +26,7 @@ from analysis.parameters import CLUSTERINGS
 from analysis.steps import read_recorded_steps
 from common.errors import UserError
 from common.palette import COLOURS
+from envs.objects import action_labels
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector
@@ -331,6 +332,16 @@ def test_all_figures_are_drawn(precomputed, recording, tmp_path, coarse_figures)
         expected = np.column_stack([precomputed.read(what)[:, :2], table[labels + 1]])
         np.testing.assert_array_equal(np.sort(shown.view("f8,f8,f8,f8,f8,f8"), axis=0),
                                       np.sort(expected.view("f8,f8,f8,f8,f8,f8"), axis=0))
+    # More actions than colours: a panel for each, with its own states.
+    recorded = read_recorded_steps(RolloutFolder(recording / "data"), NUM_EPISODES)
+    actions, names = recorded["action"].to_numpy(), action_labels("fruitbot")
+    assert len(np.unique(actions)) > len(COLOURS)
+    panels = {axes.get_title(): axes.collections[0].get_offsets()
+              for axes in figures["tsne_action.png"].axes if axes.get_title()}
+    assert [*panels] == [f"{names[action]} ({(actions == action).sum()})"
+                         for action in np.unique(actions)]
+    for points, action in zip(panels.values(), np.unique(actions)):
+        np.testing.assert_array_equal(points, precomputed.read("tsne")[actions == action, :2])
     bars = figures["variance_explained.png"].axes[0].patches
     heights = np.array([bar.get_height() for bar in bars])
     np.testing.assert_allclose(heights / heights[0], variances / variances[0], rtol=1e-5)

@@ -38,8 +38,8 @@ import export_panel
 from analysis.behaviours import BEHAVIOUR_FILES
 from analysis.panel_files import NO_BEHAVIOUR, NOT_RECORDED, PanelFolder
 from common.files import save_json
-from common.game_constants import ACTION_LABELS
 from common.step_results import StepResults
+from envs.objects import action_labels
 from interventions.hidden_states_folder import hidden_state_results
 
 TOTAL = NUM_SAMPLES + NUM_SWAPPED
@@ -121,7 +121,7 @@ def test_manifest_names_what_there_is(exported):
         for name, title, number in zip(TYPES, TITLES, (TOTAL, NUM_SAMPLES - 1, 9, 9))]
     assert manifest["maps"] == ["pixels", "canvas and scene", "memory"]
     assert manifest["recorded"] == {"shown": NUM_RECORDED, "of": NUM_RECORDED}
-    assert [each["name"] for each in manifest["actions"]] == list(ACTION_LABELS)
+    assert [each["name"] for each in manifest["actions"]] == list(action_labels(""))
     assert manifest["actions"][2] == {"name": "upleft", "direction": [-1, 1]}
     assert manifest["frame"] == [64, 64] and manifest["num_ics"] == 3
 

@@ -37,6 +37,7 @@ import export_panel
 from analysis.panel_files import PanelFolder
 from common.files import save_json
 from common.game_constants import ACTION_LABELS, ACTION_NAMES
+from envs.objects import action_labels
 from generative.sample_files import SampleOrigin
 from tools.browser import SHOWN, opened_page
 
@@ -161,8 +162,8 @@ def test_steps_show_their_numbers_and_images(page, run):
             f"{100 * samples.terminals[3, step]:.0f} %",
             # The sign of an action without a direction is its number.
             (f"{answer} " if answer >= 9 else "")
-            + f"{ACTION_LABELS[answer]} {100 * np.exp(share):.0f} %",
-            ACTION_LABELS[samples.actions[3, step]], str(BEHAVIOURS[3])]
+            + f"{action_labels('')[answer]} {100 * np.exp(share):.0f} %",
+            action_labels("")[samples.actions[3, step]], str(BEHAVIOURS[3])]
         assert colour(page, "imagined")[:2] == pytest.approx([45, 50 * step], abs=8)
         assert colour(page, "saliency") == pytest.approx([45, 50 * step, 80], abs=8)
         coordinates, gradients = table(page)

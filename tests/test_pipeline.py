@@ -707,6 +707,8 @@ HOSTILE = """# A report
 
 <script>alert(1)</script>
 
+Changes: -0.50 (-1 to -.2), on 2026-11-28 in t-0, with `--shift -1`.
+
 [a]: javascript:alert(1)
 """
 
@@ -721,6 +723,8 @@ def test_documents_have_line_breaks_anchors_and_relative_links_alone(tmp_path):
                                "../analysis/study/curve.png"]
     assert '<a id="deletion"></a> holds<br />' in page
     assert "<code>&lt;b&gt;saw&lt;/b&gt;</code>" in page
+    assert ("Changes: −0.50 (−1 to −.2), on 2026-11-28 in t-0, with <code>--shift -1</code>."
+            in page)
     assert set(re.findall(r"<(\w+)", page)) <= {
         "h1", "p", "a", "br", "code", "img", "span", "table", "thead", "tbody", "tr", "th", "td"}
 

@@ -39,6 +39,7 @@ from attribution.checking.randomisation import Fidelity, Randomisation
 from common.palette import BLUE, DPI, VERMILION
 from common.results import Array, Entry, File, Json, Npz, ResultStore, Schema, Table, Text
 from common.tables import markdown_escaped, markdown_table
+from envs.objects import kind_label
 
 OBJECTS = "objects"  # name of a check
 # Limits on the median and the 99 % quantile of the completeness errors ("gaps").
@@ -177,7 +178,8 @@ def report(tables: Mapping[str, pd.DataFrame], what: str) -> str:
             the report.
         what: a sentence that describes the checked frames and agent.
     """
-    checks = [(name, CHECKS[name], table) for name, table in tables.items()]
+    checks = [(name, CHECKS[name], table.assign(kind=table["kind"].map(kind_label))
+               if "kind" in table else table) for name, table in tables.items()]
     lines = ["# Checks of the attributions", "", markdown_escaped(what), "",
              "Intervals: 95 %, bootstrap over episodes.", "",
              *(f"- [{check.title}](#{name}) {check.verdict(table)}"

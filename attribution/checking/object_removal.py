@@ -36,7 +36,7 @@ from common.game_constants import FRAME_SIZE
 from common.palette import BLUE, DARK_GREY
 from common.results import Array
 from envs.level_state import LevelState
-from envs.objects import GameObject
+from envs.objects import GameObject, kind_label
 from stats.association import rank_correlation, ratio
 from stats.bootstrap import ClusterBootstrap
 
@@ -106,7 +106,7 @@ class ObjectRemoval(Check):
             axes.hlines(places, rows["low_95"], rows["high_95"], color=BLUE)
             axes.plot(rows["agreement"], places, "o", color=BLUE, label="mask of the frame")
             axes.plot(rows["chance"], places, "x", color=DARK_GREY, label="mask of another frame")
-            axes.set_yticks(places, rows["kind"])
+            axes.set_yticks(places, rows["kind"].map(kind_label))
             axes.set(title=", ".join(name), xlabel="share of frames with the expected sign",
                      xlim=(0, 1))
             axes.invert_yaxis()

@@ -40,6 +40,7 @@ Letters in shape comments: N levels, K causes, R resamplings.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -237,6 +238,12 @@ def blindness(edited: Sequence[Condition], hidden: Mapping[str, str],
     return pd.DataFrame(rows, columns=["label", "hazard", "blindness", "low_95", "high_95"])
 
 
+def label_words(label: str) -> str:
+    """Return the label of an agent in words, such as "without feature 0 of block3" for an edited
+    agent's file ``without_block3_0``."""
+    return re.sub(r"^without_(\w+)_(\d+)$", r"without feature \2 of \1", label).replace("_", " ")
+
+
 NUM_FAILURES = 4  # failures in the figure of the original's failures
 
 
@@ -260,8 +267,8 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
                       for row in part.itertuples())) for label, name, part in _by_condition(shown)]
     for pattern, part in controlled.groupby("pattern", sort=False):
         spread = part.groupby("cause")["rate"].agg(["min", "max"])
-        rows.append((f"{part['condition'].nunique()} random edits like {pattern}, lowest to "
-                     "highest",
+        rows.append((f"{part['condition'].nunique()} random edits like {label_words(pattern)}, "
+                     "lowest to highest",
                      *(" to ".join(map(_percent, spread.loc[cause])) for cause in causes)))
     lines = [
         "# Causes of failure", "", markdown_escaped(description), "",
@@ -271,12 +278,13 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
         "time limit was reached. *Other*: the episode ends even without nearby hazards.", "",
         "## Failures by cause, % of levels (95 %, Wilson)", "",
         "Bold: claimed as different from the original.", "",
-        *markdown_table(("condition", *causes), rows), *_differences(effects, controls)]
+        *markdown_table(("condition", *map(kind_label, causes)), rows),
+        *_differences(effects, controls)]
     hazards = shown.dropna(subset="steps_in_view")
     if len(hazards):
         lines += [f"## Failures per {PER:,} steps with that hazard in view (95 %, bootstrap)", "",
                   "An agent that dies early meets fewer hazards.", "", *markdown_table(
-                      ("condition", *dict.fromkeys(hazards["cause"])),
+                      ("condition", *map(kind_label, dict.fromkeys(hazards["cause"]))),
                       [(label, *map(_per_steps, part.itertuples()))
                        for label, _, part in _by_condition(hazards)])]
     if len(blindness):
@@ -285,7 +293,7 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blindness: pd.DataFrame,
                   "hazard: 1 if the edit has the same effect as making the hazard invisible.", "",
                   *markdown_table(
                       ("agent", "hazard", "blindness (95 %, bootstrap)"),
-                      [(markdown_escaped(row.label), row.hazard,
+                      [(markdown_escaped(label_words(row.label)), kind_label(row.hazard),
                         "not defined" if np.isnan(row.blindness) else
                         format_interval(row.blindness, row.low_95, row.high_95, ".2f"))
                        for row in blindness.itertuples()])]
@@ -322,8 +330,9 @@ def _differences(effects: pd.DataFrame, controls: str) -> list[str]:
         *markdown_table(
             ("condition", "cause", "original", "altered", "difference", "p", "p (Holm)",
              "controls' differences", "p (controls)"),
-            [(markdown_escaped(row.label), row.outcome, _percent(row.unaltered),
-              _percent(row.altered), bold(_percentages(row.effect, row, "+.2f"), row.claimed),
+            [(markdown_escaped(label_words(row.label)), kind_label(row.outcome),
+              _percent(row.unaltered), _percent(row.altered),
+              bold(_percentages(row.effect, row, "+.2f"), row.claimed),
               format_p(row.p), format_p(row.p_holm),
               format_range(100 * row.control_low, 100 * row.control_high, "+.2f"),
               format_p(row.p_control)) for row in shown.itertuples()])]
@@ -335,7 +344,7 @@ def _differences(effects: pd.DataFrame, controls: str) -> list[str]:
 
 def _by_condition(rates: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     """Group a table of rates by condition; return label, name and rows of each."""
-    return [(markdown_escaped(part["label"].iloc[0]), name, part)
+    return [(markdown_escaped(label_words(part["label"].iloc[0])), name, part)
             for name, part in rates.groupby("condition", sort=False)]
 
 
@@ -369,7 +378,7 @@ def plot_rates(rates: pd.DataFrame, title: str) -> Figure:
         controls.agg(control_low="min", control_high="max"), on=["pattern", "cause"])
     numbers = ["rate", "low_95", "high_95", "control_low", "control_high"]
     shown = shown.assign(**{name: 100 * shown[name] for name in numbers})
-    labels = [label.replace("_", " ") for label in dict.fromkeys(shown["label"])]
+    labels = [label_words(label) for label in dict.fromkeys(shown["label"])]
     columns = min(len(causes), 3)
     height = -(-len(causes) // columns)
     figure = Figure(figsize=(3.3 * columns + 1.5, height * (1.2 + 0.25 * len(labels)) + 0.6),
@@ -388,7 +397,9 @@ def plot_rates(rates: pd.DataFrame, title: str) -> Figure:
     grey = "; grey: range of the random edits" if rates["control"].any() else ""
     title = textwrap.fill(title, int(12 * figure.get_figwidth()))
     none = f"\nno failures: {', '.join(never)}" if never else ""
-    figure.suptitle(f"{title}\nbars: 95 % (Wilson){grey}{none}", fontsize=11)
+    own = rates[(rates["condition"] == ORIGINAL) & (rates["cause"] == ANY)].iloc[0]
+    answer = f"The agent fails {own['failures']} of {own['levels']} levels"
+    figure.suptitle(f"{answer}\n{title}\nbars: 95 % (Wilson){grey}{none}", fontsize=11)
     return figure
 
 

@@ -46,6 +46,7 @@ from common.palette import BLUE, DARK_GREY, DPI, GREEN, ORANGE, VERMILION
 from common.tables import markdown_table
 from generative.batches import divide
 from generative.dream_life import play_from
+from generative.saliency.gradients import title_of
 from generative.sample_files import SampleFolder
 from generative.start_optimisation.objectives import (
     AIMS,
@@ -417,7 +418,7 @@ def _objectives(best: pd.DataFrame) -> list[str]:
     rows = []
     for row in best.sort_values(["order", "penalty"], ascending=[True, False]).itertuples():
         real = getattr(row, "real_percentile", np.nan)
-        rows.append((f"[{row.aim} {row.target}](pictures/order_{row.order:03d}.png)",
+        rows.append((f"[{row.aim} {title_of(row.target)}](pictures/order_{row.order:03d}.png)",
                      f"{row.penalty:g}", f"[{row.sample}](penalty_{row.penalty:g}/videos/"
                      f"sample_{row.sample:05d}.mp4)", f"{row.value:.3g}", f"{row.score:.2f}",
                      f"{row.best_begin_score:.2f}", f"{row.recorded_score:.2f}",
@@ -461,7 +462,8 @@ def plot(path: Path, starts: pd.DataFrame) -> None:
                       color=GREEN, markersize=10, markeredgewidth=2)
         axes.set(xlabel=label, ylim=(-0.7, len(order) - 0.3))
         axes.grid(alpha=0.3)
-    panels[0].set_yticks(rows, (first["aim"] + " " + first["target"]).tolist(), fontsize=7)
+    panels[0].set_yticks(rows, (first["aim"] + " " + first["target"].map(title_of)).tolist(),
+                         fontsize=7)
     if real:
         panels[1].axvline(0.5, color=DARK_GREY, linewidth=0.8)
         panels[1].axvspan(SHOWN, 1, color=GREEN, alpha=0.15, linewidth=0)

@@ -34,9 +34,9 @@ from agents.agent_file import read_origin, weights_sha256
 from agents.layers import all_layers
 from agents.networks import ImpalaEmbedder, Policy
 from common.errors import UserError
-from common.game_constants import ACTION_LABELS
 from common.page_files import PageFolder, data_script, encoded
 from envs.maze.state import WORLD_DIMS, MazeState
+from envs.objects import action_labels
 from maze.field.stamps import Stamps
 
 FORMAT = 3  # version that web/maze/lib/data.js reads
@@ -100,7 +100,7 @@ def write_page(folder: MazePageFolder, agents: dict[str, Policy], files: Sequenc
         path.write_bytes(data_script(path, content))
 
     write("manifest", {
-        "format": FORMAT, "actions": ACTION_LABELS,
+        "format": FORMAT, "actions": action_labels("maze"),
         "agents": [{
             "name": name, "file": path.name, "sha256": weights_sha256(policy),
             "region": read_origin(path).cheese_region or 0,

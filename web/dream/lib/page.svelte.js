@@ -60,6 +60,11 @@ export class Page {
     return { coinrun: 'the coin', maze: 'the cheese' }[this.manifest.game] ?? 'the reward'
   }
 
+  /** Whether an episode of the game can end with a death. */
+  get hasDeaths() {
+    return !['maze', 'heist'].includes(this.manifest.game)
+  }
+
   /** Whether any start has a recording of what followed. */
   get isRecorded() {
     return this.manifest.starts.some(({ actions }) => actions)
