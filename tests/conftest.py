@@ -404,8 +404,10 @@ def shipped_simulator() -> Simulator:
     return open_simulator(SHIPPED_SIMULATOR, SHIPPED_AGENT, SimulatorConfig(), FLOAT32)
 
 
-BEYOND_FLAGS = ("--num_views", "2", "--num_evaluations", "8", "--num_steps", "8", "--num_redrawn",
-                "2", "--seed", "3", "--precision", "float32", "--device", "cpu", "--unseen")
+BEYOND_STEPS = 5
+BEYOND_FLAGS = ("--num_views", "2", "--num_evaluations", "8", "--num_steps", str(BEYOND_STEPS),
+                "--num_redrawn", "2", "--seed", "3", "--precision", "float32", "--device", "cpu",
+                "--unseen")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import BEYOND_FLAGS, FLOAT32, SHIPPED, refusal
+from conftest import BEYOND_FLAGS, BEYOND_STEPS, FLOAT32, SHIPPED, refusal
 
 import record_gen_samples
 from common.errors import UserError
@@ -247,7 +247,8 @@ def test_stored_worlds_have_the_effects_of_the_table(study, simulator, recording
     for number, rows in table.groupby("view"):
         worlds, kinds, aims = stored_worlds(study, number)
         place = WindowPlace(*rows[["episode", "frame"]].iloc[0].tolist())
-        view = View.recorded(simulator, FLOAT32, recording, place, int(worlds.seeds[0]), 8, 32)
+        view = View.recorded(simulator, FLOAT32, recording, place, int(worlds.seeds[0]),
+                             BEYOND_STEPS, 32)
         assert (view.given.numpy() == study.read("worlds", number)["given"]).all()
         plausible = worlds[kinds == PLAUSIBLE]
         base, given = view.simulate(plausible), view.given.numpy()

@@ -61,6 +61,7 @@ def test_only_what_is_run_counts(project, name, before, after, changed):
     assert [each for each in new if new[each] != old[each]] == changed
 
 
+@pytest.mark.slow
 def test_all_that_python_imports_for_a_real_script_is_found():
     loaded = subprocess.run(
         [sys.executable, "-c", "import analysis.causal_stories, json, sys\n"

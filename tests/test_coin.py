@@ -120,6 +120,7 @@ def test_variants_of_the_end_differ_in_coin_and_wall(stock):
     assert [last_column(state) - last for state in states] == [0, 0, 8, 8]
 
 
+@pytest.mark.slow
 def test_the_study_finds_nothing_in_a_blind_agent(tmp_path):
     """Two shards play the conditions, and are then joined."""
     agent = tmp_path / "blind.pth"

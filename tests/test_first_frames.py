@@ -41,6 +41,7 @@ def test_levels_that_look_like_known_ones_are_left_out():
         draw_new_levels(EnvConfig("coinrun", "easy"), 3, 0)
 
 
+@pytest.mark.slow
 def test_evaluation_plays_only_new_levels(agent_path, tmp_path, capsys):
     flags = ["--agent_file", str(agent_path), "--env_name", "coinrun", "--num_levels", "100",
              "--num_episodes", "3", "--device", "cpu", "--new_first_frames"]

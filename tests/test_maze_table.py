@@ -70,6 +70,7 @@ def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys
         assert picture.width > 160  # two panels
 
 
+@pytest.mark.slow
 def test_a_series_of_agents_fills_row_3(studies, agent, tmp_path, capsys):
     """Three agents play the same levels. Success first rises with an agent's number, then falls."""
     played = tmp_path / "played"

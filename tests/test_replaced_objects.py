@@ -18,6 +18,7 @@ def arguments(recording, folder, *more):
         "--unseen", *more))]
 
 
+@pytest.mark.slow
 def test_an_object_is_replaced_and_the_rest_of_the_level_stays(hard_recording, tmp_path,
                                                                monkeypatch):
     played, states = [], {}

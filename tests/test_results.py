@@ -557,6 +557,7 @@ def test_a_file_that_was_added_keeps_a_folder_from_being_replaced(replaced):
     assert not list(replaced.path.parent.glob("*partial*"))
 
 
+@pytest.mark.slow
 def test_a_second_writer_of_a_replaced_folder_is_refused_before_any_work(replaced, tmp_path):
     code = ("import sys, pathlib, test_results as t\n"
             "store = t.ResultStore(pathlib.Path(sys.argv[1]), t.REPLACED)\n"
@@ -578,6 +579,7 @@ def test_a_second_writer_of_a_replaced_folder_is_refused_before_any_work(replace
     assert [path.name for path in tmp_path.iterdir()] == ["output"]
 
 
+@pytest.mark.slow
 def test_two_writers_of_a_file_do_not_mix_and_leftovers_of_killed_ones_are_removed(tmp_path):
     path = tmp_path / "table.csv"
     with atomic_path(path) as first:

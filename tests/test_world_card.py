@@ -272,6 +272,7 @@ class Scrambled(Simulations):
         return self.simulator.start_from(vectors, MODE, seeds=torch.from_numpy(numbers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Replaying, Scrambled])
 def test_random_starts_are_told_from_decoded_ones_only_if_they_differ(kind, dataset, shipped,
                                                                       monkeypatch):
