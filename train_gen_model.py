@@ -36,6 +36,9 @@ class SimulatorTrainingOptions(TrainSimulatorOptions):
     """Train a simulator of the environment, which contains the frozen agent, on recorded rollouts.
     """
 
+    transfer_from: Path | None = option(
+        None, "simulator file of another game or agent, from which weights of the same shape are "
+              "taken, except those of squares")
     max_batches: int = option(0, "stop after this number of batches; 0: after the last epoch",
                               type=from_zero)
     resume: Path | None = option(None, "resume this run exactly where it was saved",
@@ -61,6 +64,9 @@ def train_in(world: Distributed, options: SimulatorTrainingOptions
         compute = dataclasses.replace(compute, bfloat16=settings.precision == "bfloat16")
         start_file = checkpoints(folder)[-1]
     else:
+        if options.model_file and options.transfer_from:
+            raise UserError("give --model_file, for a simulator of this agent, or --transfer_from, "
+                            "for another one")
         if options.model_file:
             check_agent_inside(run_of(options.model_file), options.agent_file)
         folder = world.broadcast(new_run_folder(options.parameters.common.log_dir_base,
@@ -94,7 +100,8 @@ def new_settings(options: SimulatorTrainingOptions, compute: Compute) -> Simulat
         str(options.model_file or ""), parameters.common.data_dir, options.seed, compute.precision,
         options.max_batches, parameters.get(SimulatorConfig), parameters.get(TrainingConfig),
         LossScales(*(getattr(options, f"loss_scale_{field.name}")
-                     for field in dataclasses.fields(LossScales))))
+                     for field in dataclasses.fields(LossScales))),
+        transfer_from=str(options.transfer_from or ""))
 
 
 def resumed_settings(folder: Path, options: SimulatorTrainingOptions) -> SimulatorRunSettings:

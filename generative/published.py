@@ -19,6 +19,7 @@ process, the optimiser has the used weights only, in the order of
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from common.files import checked_weights, load_tensors, save_tensors
 from generative.config import SimulatorConfig
 from generative.networks import Head
 from generative.simulator import Simulator
+
+logger = logging.getLogger(__name__)
 
 _KEY, _OPTIMIZER, _ARCHITECTURE = "gen_model_state_dict", "optimizer_state_dict", "architecture"
 _VECOBS_LAYERS = 4  # hidden layers of the unused head, independent of the other heads
@@ -155,6 +158,25 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> Publi
     unused = {key: tensor for key, tensor in tensors.items() if key not in own}
     adam = _moments(simulator, more.pop(_OPTIMIZER, None), path)
     return PublishedSimulator(simulator, unused, adam, more)
+
+
+def transfer(path: Path, simulator: Simulator) -> None:
+    """Copy the weights of a simulator of another game or agent that have the same shape, except
+    those of squares. The prior still counts as untrained.
+
+    Raises:
+        UserError: if the file is not a simulator file, or no weight fits.
+    """
+    tensors, _ = _weights(path)
+    own = {_file_name(simulator, name): tensor for name, tensor in _own_tensors(simulator).items()
+           if not name.startswith(("squares.", "prior.trained"))}
+    fitting = [key for key in own if key in tensors and tensors[key].shape == own[key].shape]
+    if not fitting:
+        raise UserError(f"no weight of the simulator in {path} fits this one")
+    with torch.no_grad():
+        for key in fitting:
+            own[key].copy_(tensors[key])
+    logger.info("took %d of %d tensors from %s", len(fitting), len(own), path)
 
 
 def published_state(simulator: Simulator,

@@ -73,6 +73,8 @@ class SimulatorRunSettings:
         simulator: sizes and loss weights of the simulator.
         num_episodes: number of recorded episodes, which determines the episodes that are held out;
             None before the data has been opened.
+        transfer_from: simulator file of another game or agent, some of whose weights the run starts
+            from, see ``generative.published.transfer``, or "".
     """
 
     exp_name: str
@@ -87,6 +89,7 @@ class SimulatorRunSettings:
     training: TrainingConfig
     loss_scales: LossScales
     num_episodes: int | None = None
+    transfer_from: str = ""
 
 
 def checkpoint_name(epoch: int, batch: int) -> str:

@@ -51,7 +51,7 @@ from generative.losses import (
     simulator_losses,
 )
 from generative.networks import LatentSampler
-from generative.published import load_published, save_published
+from generative.published import load_published, save_published, transfer
 from generative.runs import (
     PROGRESS_NAME,
     SimulatorRunSettings,
@@ -139,6 +139,8 @@ class SimulatorTraining:
                                                          settings.seed))
             if images is not None and simulator.squares is not None:
                 simulator.squares.load_state_dict(images.state_dict())
+        if settings.transfer_from and not published:
+            transfer(Path(settings.transfer_from), simulator)
         self._unused = published.unused if published else {}
         self.settings = settings = dataclasses.replace(
             settings, simulator=simulator.config, num_episodes=num_episodes)

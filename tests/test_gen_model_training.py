@@ -427,6 +427,7 @@ def test_published_values_are_the_defaults():
 
 @pytest.mark.parametrize(("more", "message"), [
     (["--model_file", "nowhere.pt"], "no simulator file nowhere.pt"),
+    (["--model_file", "a.pt", "--transfer_from", "b.pt"], "or --transfer_from, for another one"),
     (["--batch_size", "100000"], "only .* windows to train on"),
     (["--loss_scale_kl", "-1"], "loss_scale_kl must be a number from 0 up"),
     (["--resume", "nowhere"], "nowhere holds no run to resume")])

@@ -23,6 +23,7 @@ from generative.dataset import RolloutDataset
 from generative.losses import outcome_entropy
 from generative.networks import LatentSampler
 from generative.prior import _parts
+from generative.published import save_published
 from generative.runs import open_simulator
 from generative.simulator import Simulator, stack
 from generative.spatial_decoder import OutcomeHead
@@ -101,6 +102,25 @@ def test_a_stopped_run_with_worlds_goes_on_to_the_same_weights(recording, tmp_pa
                if not torch.equal(before[name], trained[name])}
     assert changed == {"encoder", "env_converter", "hidden_converter", "action_converter", "cell",
                        "decoder"}  # neither prior, templates, basis nor agent
+
+
+def test_a_run_takes_what_fits_from_a_simulator_of_another_game(run, recording, tmp_path):
+    torch.manual_seed(5)
+    other = Simulator(dataclasses.replace(run.simulator.config, square_classes=4, object_looks=()),
+                      load_agent(AGENT))
+    other.prior.trained.fill_(1)
+    other.squares.templates.uniform_()
+    save_published(tmp_path / "other.pt", other)
+    settings = settings_for(recording, max_batches=1, transfer_from=str(tmp_path / "other.pt"))
+    found = SimulatorTraining(tmp_path / "run", settings, FLOAT32).simulator
+    assert torch.equal(found.squares.templates, run.simulator.squares.templates)
+    assert not found.prior.is_trained
+    own, others = found.state_dict(), other.state_dict()
+    taken = [name for name in own if not name.startswith(("agent.", "squares.", "prior.trained"))
+             and own[name].shape == others[name].shape]
+    assert {name.split(".")[0] for name in taken} >= {"encoder", "cell", "decoder", "basis",
+                                                      "prior"}
+    assert all(torch.equal(own[name], others[name]) for name in taken)
 
 
 def test_a_frozen_encoder_keeps_start_vectors(recording, tmp_path):
