@@ -80,13 +80,14 @@ class _Minus(Treeprocessor):
 
     def run(self, root: Element) -> None:
         for element in root.iter():
-            if element.text and element.tag != "code":
+            if element.text:
                 element.text = _minus(element.text)
             if element.tail:
                 element.tail = _minus(element.tail)
 
 
 def _minus(text: str) -> str:
+    # Code is atomic.
     return text if isinstance(text, markdown.util.AtomicString) else with_minus(text)
 
 

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 
 from common.palette import BLUE, DPI, VERMILION
 from common.tables import format_count
-from stats.effects import Outcome
+from stats.effects import Outcome, claims_summary
 from stats.report import Wording
 from stats.significance import LEVEL
 
@@ -80,7 +80,8 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], w
 
     Args:
         table: table from ``stats.effects.compare_conditions``.
-        description: description of the runs, the second line of the title.
+        description: description of the runs, the second line of the title; the first one is the
+            answer.
         over_time: table with the columns ``condition`` (name of the condition), ``control``,
             ``step``, ``unaltered_going`` (number of unaltered runs that reach the step) and
             ``share`` (share of pairs of runs with different actions); None if there is no panel
@@ -120,7 +121,7 @@ def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], w
     figure.legend(handles=_key(wording.controls,
                                "" if over_time is None else " (grey lines over time)"),
                   loc="outside lower center", ncols=1, fontsize=10)
-    title = [wording.title, description]
+    title = [f"{wording.title}: {claims_summary(table)}", description]
     if unchanged:
         title.append(f"No run changes: {', '.join(unchanged)}.")
     if left_out:

@@ -384,6 +384,7 @@ def test_the_figure_shows_the_table_of_effects(compared_and_drawn):
     assert len(panels) == len(outcomes) + 2
     for outcome in comparison.chosen_outcomes(simulated=False):
         assert (outcome.label in figure.get_suptitle()) == (outcome.name not in changed)
+    assert claims_summary(table) in " ".join(figure.get_suptitle().split())  # the answer
     assert [label.get_text() for label in panels[0].get_yticklabels()] == ["IC 1 frozen"]
     for axes, outcome in zip(panels, outcomes):
         assert axes.get_title() == outcome.label

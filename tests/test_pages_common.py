@@ -225,6 +225,10 @@ def test_light_and_dark_have_contrast_and_follow_the_system(page, scheme):
         return style.animationName !== 'none' || !/^0s(, 0s)*$/.test(style.transitionDuration)
     }).map((each) => each.outerHTML)""")
     assert not moving  # nothing moves except during playback
+    faded = page.evaluate("""() => [...document.querySelectorAll('*')].filter((each) =>
+        getComputedStyle(each).opacity < 1 && each.textContent.trim()
+        && !each.closest(':disabled')).map((each) => each.outerHTML)""")
+    assert not faded  # which lowers the contrast
     theme = page.get_by_role("combobox", name="Theme")
     theme.select_option("light" if scheme == "dark" else "dark")
     page.reload()

@@ -141,13 +141,14 @@ export class Page {
     this.problem = ''
     return this.#do(async (isLive) => {
       await this.#openStart(view.start)
-      this.view = { ...this.view, ...view, step: 0 }
-      if (this.view.mode === 'recorded' && !this.start.actions) this.view.mode = 'sampled'
-      this.edits = edits
       const world = await this.#worldOf(view.world)
       if (!isLive()) return
-      this.#begin(world)
-      await this.#extend(null, false)
+      this.edits = edits
+      const begun = await this.#begin(world)
+      // All at once: a page without a step would be built anew, and lose the focus.
+      this.view = { ...this.view, ...view, step: 0 }
+      if (this.view.mode === 'recorded' && !this.start.actions) this.view.mode = 'sampled';
+      [this.dream, this.plain] = begun
       for (const [i, { action, own }] of actions.slice(0, MOST_STEPS).entries()) {
         if (actions.length > 20) this.busy = `repeating step ${i + 1} of ${actions.length}`
         await this.#extend(action, own)
@@ -185,10 +186,15 @@ export class Page {
       ([name, numbers]) => [name, Array.from(numbers)]))
   }
 
-  #begin(world) {
+  /** Return the dream in a world, and the one without edits or null, with their first steps. */
+  async #begin(world) {
     const { arrays: { h, hidden, action } } = this.loaded
-    this.dream = new Dream(this.engine, { h, hidden, action }, world)
-    this.plain = this.edits.length ? new Dream(this.engine, { h, hidden, action }, world) : null
+    const begun = async (edits) => {
+      const dream = new Dream(this.engine, { h, hidden, action }, world)
+      await dream.take(0, null, false, edits)
+      return dream
+    }
+    return [await begun(this.#inForce(0)), this.edits.length ? await begun([]) : null]
   }
 
   /** Return the edits of the hidden state after a step, as the worker needs them. */
@@ -199,13 +205,13 @@ export class Page {
     })
   }
 
-  /** Append a step to both dreams; action: null for that of the start. */
+  /** Append a step to both dreams. */
   async #extend(action, own, length = this.dream.steps.length) {
-    if (length && this.hasWorlds) await this.#sampler() // the world may move on
+    if (this.hasWorlds) await this.#sampler() // the world may move on
     await this.dream.take(length, action, own, this.#inForce(length))
     if (!this.plain) return
     // The agent without edits chooses for itself, unless the person or the recording does.
-    const chosen = action === null || own || this.view.mode === 'recorded' ? action : this.choose(this.plain.steps[length - 1], length)
+    const chosen = own || this.view.mode === 'recorded' ? action : this.choose(this.plain.steps[length - 1], length)
     await this.plain.take(length, chosen, own, [])
   }
 
