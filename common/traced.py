@@ -314,6 +314,17 @@ class _Writer:
         rows = result.numel()
         return self._emit(name, rows, [last], rows, tensor.numel() // max(rows, 1))
 
+    def _linalg_vector_norm(self, node, arguments, options, result) -> int:
+        if len(arguments) > 1 and arguments[1] != 2:
+            raise NotImplementedError("another norm than the Euclidean one")
+        tensor, dims = arguments[0], arguments[2] if len(arguments) > 2 else None
+        last, _ = self._at_end(node.args[0], [dim % tensor.ndim for dim in (
+            range(tensor.ndim) if dims is None else dims)])
+        squares = self._emit("mul", tensor.numel(), [last, last])
+        rows = result.numel()
+        total = self._emit("sum", rows, [squares], rows, tensor.numel() // max(rows, 1))
+        return self._emit("sqrt", rows, [total])
+
     def _at_end(self, node: _Node, dims: Sequence[int]) -> tuple[int, list[int]]:
         """Return the number of a node's value with some dimensions moved to the end, and the order
         of its dimensions."""
