@@ -237,15 +237,18 @@ class _Writer:
             return
         target = node.target
         kind = _overload(target)
-        if kind.__name__.endswith("_"):  # in place, but nothing reads the previous value afterwards
-            if list(node.args[0].users)[-1] is not node:
+        depends = any(n in self._numbers for n in node.all_input_nodes)
+        if depends and kind.__name__.endswith("_"):  # nothing may read the previous value afterwards
+            before = node.args[0]
+            if list(before.users)[-1] is not node or _overload(before.target) in _STRIDED:
                 raise NotImplementedError(f"the result of {target} under two names")
             kind = getattr(_aten, kind.__name__[:-1])
             target = kind
         result = target(*arguments, **options)
-        results[node] = _contiguous(result)
-        if kind in _SHAPE_ONLY or not any(n in self._numbers for n in node.all_input_nodes):
+        if kind in _SHAPE_ONLY or not depends:
+            results[node] = result  # perhaps a view, through which its base may be changed
             return
+        results[node] = _contiguous(result)
         self._numbers[node] = self._written(node, kind, arguments, options, result)
 
     def _written(self, node: _Node, kind: Any, arguments: tuple, options: dict,
