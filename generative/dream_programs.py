@@ -152,8 +152,9 @@ def _repaint_program(simulator: Simulator, start: Start) -> Program:
                              torch.zeros(1, 2), torch.zeros(1, 1))
         return {"images": painted, "h": converter.state(mixed, camera).flat()}
 
-    return trace(repaint, images=torch.rand(config.num_init_steps, 1, config.image_channels, 64, 64),
-                 displacements=torch.zeros(config.num_init_steps, 1, 2), h=start.env_h,
+    num = config.num_init_steps
+    return trace(repaint, images=torch.rand(num, 1, config.image_channels, 64, 64),
+                 displacements=torch.zeros(num, 1, 2), h=start.env_h,
                  velocity=torch.zeros(1, 2), hole=torch.zeros(1, *world.squares.shape[1:3]),
                  corner=world.corner, **{f"{when}_{name}": tensor for when in ("before", "after")
                                          for name, tensor in drawn.items()})
