@@ -237,15 +237,18 @@ class _Writer:
             return
         target = node.target
         kind = _overload(target)
-        if kind.__name__.endswith("_"):  # in place, but nothing reads the previous value afterwards
-            if list(node.args[0].users)[-1] is not node:
+        depends = any(n in self._numbers for n in node.all_input_nodes)
+        if depends and kind.__name__.endswith("_"):  # nothing may read the previous value afterwards
+            before = node.args[0]
+            if list(before.users)[-1] is not node or _overload(before.target) in _STRIDED:
                 raise NotImplementedError(f"the result of {target} under two names")
             kind = getattr(_aten, kind.__name__[:-1])
             target = kind
         result = target(*arguments, **options)
-        results[node] = _contiguous(result)
-        if kind in _SHAPE_ONLY or not any(n in self._numbers for n in node.all_input_nodes):
+        if kind in _SHAPE_ONLY or not depends:
+            results[node] = result  # perhaps a view, through which its base may be changed
             return
+        results[node] = _contiguous(result)
         self._numbers[node] = self._written(node, kind, arguments, options, result)
 
     def _written(self, node: _Node, kind: Any, arguments: tuple, options: dict,
@@ -313,6 +316,17 @@ class _Writer:
         last, _ = self._at_end(node.args[0], dims)
         rows = result.numel()
         return self._emit(name, rows, [last], rows, tensor.numel() // max(rows, 1))
+
+    def _linalg_vector_norm(self, node, arguments, options, result) -> int:
+        if len(arguments) > 1 and arguments[1] != 2:
+            raise NotImplementedError("another norm than the Euclidean one")
+        tensor, dims = arguments[0], arguments[2] if len(arguments) > 2 else None
+        last, _ = self._at_end(node.args[0], [dim % tensor.ndim for dim in (
+            range(tensor.ndim) if dims is None else dims)])
+        squares = self._emit("mul", tensor.numel(), [last, last])
+        rows = result.numel()
+        total = self._emit("sum", rows, [squares], rows, tensor.numel() // max(rows, 1))
+        return self._emit("sqrt", rows, [total])
 
     def _at_end(self, node: _Node, dims: Sequence[int]) -> tuple[int, list[int]]:
         """Return the number of a node's value with some dimensions moved to the end, and the order

@@ -41,7 +41,7 @@ from generative.dream_programs import (
     check_simulator,
     dream_programs,
     round_weights,
-    surround_program,
+    world_programs,
 )
 from generative.dream_starts import (
     PageStart,
@@ -125,7 +125,8 @@ def build_page(options: DreamPageOptions) -> Path:
             "model_sha256": sha256(options.model_file), "seed": options.seed,
             "num_starts": len(starts)}) as temporary:
         write_page(DreamPageFolder(temporary), names, simulator,
-                   dream_programs(simulator, starts[0].start), surround_program(simulator), starts,
+                   dream_programs(simulator, starts[0].start),
+                   world_programs(simulator, starts[0].start), starts,
                    first_frames(simulator, starts),
                    hidden_axes(simulator.agent.policy, hidden, other))
     size = sum(path.stat().st_size for path in output.path.rglob("*") if path.is_file())

@@ -6,12 +6,13 @@ Layout::
     settings.json                       settings that the folder was written with
     data/manifest.js                    plain JSON, see below
     data/programs.js                    programs by name, see ``generative.dream_programs``
-    data/surround.js                    the program that samples squares; missing if nothing lies
-                                        beyond the view
+    data/worlds.js                      programs that change worlds; missing if nothing lies beyond
+                                        the view
     data/start_000.js                   arrays of a start: h, action (A,), hidden and, with a world,
                                         squares, places, velocities, looks, corner and clock (see
-                                        ``squares.World``) and known (see ``PageStart``); if it is
-                                        recorded, also truth, an image of TILES frames per row
+                                        ``squares.World``), known, frames and displacements (see
+                                        ``PageStart``); if it is recorded, also truth, an image of
+                                        TILES frames per row
 
 Data files are scripts (see ``common/page_files.py``). A program consists of its description (see
 ``common.traced.Program``) and its constants by number. ``manifest`` contains
@@ -53,7 +54,7 @@ from generative.prior_networks import EMBEDDING, LAST_SHARPNESS
 from generative.simulator import Simulator
 from generative.sprites import AFTER_TURN, CLOCK_PERIOD
 
-FORMAT = 2  # version that web/dream/lib/data.js reads
+FORMAT = 3  # version that web/dream/lib/data.js reads
 TILES = 10  # frames per row of an image of frames
 READOUT, COMPONENT, PROBE, FEATURE = "readout", "component", "probe", "feature"  # kinds of axes
 
@@ -83,13 +84,14 @@ class Axis:
 
 
 def write_page(folder: DreamPageFolder, names: dict[str, str], simulator: Simulator,
-               programs: dict[str, Program], surround: Program | None,
+               programs: dict[str, Program], changing: dict[str, Program],
                starts: Sequence[PageStart], previews: np.ndarray, axes: Sequence[Axis]) -> None:
     """Write the page and its data into an existing folder.
 
     Args:
         names: names of ``agent``, ``simulator`` and ``game``.
-        surround: program that samples squares; None if nothing lies beyond the view.
+        programs, changing: programs by name, see ``generative.dream_programs``; the latter change
+            worlds.
         previews: first frames of all starts, uint8 (N, 64, 64, 3).
     """
     folder.copy_page()
@@ -104,10 +106,10 @@ def write_page(folder: DreamPageFolder, names: dict[str, str], simulator: Simula
         "starts": [_described(start) for start in starts], "previews": frames_image(previews),
         "axes": [{**dataclasses.asdict(axis), "vector": axis.vector.astype(float).tolist()}
                  for axis in axes],
-        "world": None if surround is None else _world_settings(simulator)})
+        "world": _world_settings(simulator) if changing else None})
     write("programs", {name: _program(program) for name, program in programs.items()})
-    if surround is not None:
-        write("surround", _program(surround))
+    if changing:
+        write("worlds", {name: _program(program) for name, program in changing.items()})
     for number, start in enumerate(starts):
         write(f"start_{number:03d}", {
             "arrays": packed(**_arrays(start)),
@@ -151,7 +153,10 @@ def _arrays(start: PageStart) -> dict[str, np.ndarray]:
     if world is not None:
         arrays |= {name: getattr(world, name) for name in WORLD_FIELDS}
         arrays["known"] = torch.from_numpy(start.known)[None]
-    found = {}
+    found: dict[str, np.ndarray] = {}
+    if start.frames is not None:
+        found["frames"] = start.frames
+        arrays["displacements"] = torch.from_numpy(start.displacements)[None]
     for name, tensor in arrays.items():
         array = tensor[0].numpy().astype(np.float32)
         half = array.astype(np.float16)
@@ -168,4 +173,5 @@ def _world_settings(simulator: Simulator) -> dict:
         "squares": prior.worlds.num_squares, "channels": EMBEDDING,
         "size": simulator.squares.pixels_per_square, "margin": BORDER_MARGIN, "fastest": FASTEST,
         "times": prior.world_times.tolist(), "sharpness": LAST_SHARPNESS, "looks": MANY_LOOKS,
-        "turns": TURNS, "kept": AFTER_TURN, "period": CLOCK_PERIOD}
+        "turns": TURNS, "kept": AFTER_TURN, "period": CLOCK_PERIOD,
+        "empty": simulator.squares.empty_class, "frames": simulator.config.num_init_steps}

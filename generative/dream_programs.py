@@ -3,7 +3,8 @@
 A step of a dream runs ``cell``, which moves the state on; ``decode``, which draws it; ``agent``,
 whose hidden state sees the image; and ``heads``, which read the hidden state. Hence the page can
 change the hidden state before the heads read it. In simulators with worlds, ``paint`` draws a world
-once, and ``surround`` takes a step of sampling the squares that are not known.
+once, ``surround`` takes a step of sampling the squares that are not known, and ``repaint`` restarts
+a dream with other squares in view.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.traced import Program, trace
+from generative.camera import CameraState
+from generative.filling import paint_scenery, touched_cells, with_cells
 from generative.networks import clamp_image
 from generative.prior_networks import EMBEDDING, NUM_GLOBALS
 from generative.simulator import Simulator, Start
+from generative.spatial import SpatialStart, split_state
 from generative.sprites import SpriteStates
-from generative.squares import Scenery, World
+from generative.squares import Scenery, World, world_phase
 
 WORLD_FIELDS = ("squares", "corner", "places", "velocities", "looks", "clock")  # that are drawn
 
@@ -84,12 +88,27 @@ def dream_programs(simulator: Simulator, start: Start) -> dict[str, Program]:
     return programs
 
 
-def surround_program(simulator: Simulator) -> Program | None:
-    """Trace a step of ``WorldPrior.sample`` with a given camera; None if nothing lies beyond the
-    view, or the prior is not trained."""
-    if simulator.squares is None or not (
-            simulator.config.pixels_per_square and simulator.prior.is_trained):
-        return None
+def is_surrounded(simulator: Simulator) -> bool:
+    """Return whether a trained prior samples what lies beyond the view."""
+    return simulator.squares is not None and bool(
+        simulator.config.pixels_per_square) and simulator.prior.is_trained
+
+
+def world_programs(simulator: Simulator, start: Start) -> dict[str, Program]:
+    """Trace the programs that change worlds; none without a prior that samples what lies beyond the
+    view.
+
+    Args:
+        start: any start (1 row).
+    """
+    if not is_surrounded(simulator):
+        return {}
+    return {"surround": _surround_program(simulator),
+            "repaint": _repaint_program(simulator, start)}
+
+
+def _surround_program(simulator: Simulator) -> Program:
+    """Trace a step of ``WorldPrior.sample`` with a given camera."""
     prior, num = simulator.prior.worlds, simulator.prior.worlds.num_squares
 
     def surround(x: Tensor, squares: Tensor, known: Tensor, camera: Tensor, time: Tensor,
@@ -104,6 +123,41 @@ def surround_program(simulator: Simulator) -> Program | None:
                  squares=torch.rand(1, num, num, prior.num_classes),
                  known=torch.zeros(1, 1, num, num), camera=torch.randn(1, NUM_GLOBALS),
                  time=torch.tensor([0.5]), share=torch.tensor(0.5), sharpness=torch.tensor(1.0))
+
+
+def _repaint_program(simulator: Simulator, start: Start) -> Program:
+    """Trace ``filling.repaint``: from initial frames, the camera, a hole, and the drawn worlds
+    before and after it is filled, to painted frames and the state before the first step.
+
+    Args:
+        start: any start in a world (1 row).
+    """
+    config, squares, world = simulator.config, simulator.squares, start.world
+    converter = simulator.env_converter
+    assert squares is not None and world is not None and isinstance(converter, SpatialStart)
+    drawn = _paint(simulator, **{name: getattr(world, name) for name in WORLD_FIELDS})
+    del drawn["first"]
+
+    def repaint(images: Tensor, displacements: Tensor, h: Tensor, velocity: Tensor, hole: Tensor,
+                corner: Tensor, **scenery: Tensor) -> dict[str, Tensor]:
+        before, after = (_scenery({**{name: scenery[f"{when}_{name}"] for name in drawn},
+                                   "corner": corner, "first": corner})[0]
+                         for when in ("before", "after"))
+        painted = paint_scenery(simulator, images, displacements, corner, hole > 0, before, after)
+        vectors, others = simulator.encode(torch.cat([images, painted], dim=1)).split(1)
+        own = World.of(world.squares, corner)
+        mixed = with_cells(vectors, others, touched_cells(simulator, own, hole > 0))
+        camera = CameraState(split_state(h, config).camera.motion,
+                             world_phase(own, squares.pixels_per_square), velocity,
+                             torch.zeros(1, 2), torch.zeros(1, 1))
+        return {"images": painted, "h": converter.state(mixed, camera).flat()}
+
+    num = config.num_init_steps
+    return trace(repaint, images=torch.rand(num, 1, config.image_channels, 64, 64),
+                 displacements=torch.zeros(num, 1, 2), h=start.env_h,
+                 velocity=torch.zeros(1, 2), hole=torch.zeros(1, *world.squares.shape[1:3]),
+                 corner=world.corner, **{f"{when}_{name}": tensor for when in ("before", "after")
+                                         for name, tensor in drawn.items()})
 
 
 def _paint(simulator: Simulator, **fields: Tensor) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from agents.frames import to_frames
 from agents.provenance import check_agent
 from common.errors import UserError
 from common.files import sha256
@@ -21,15 +22,19 @@ from common.game_constants import FRAME_SIZE
 from common.results import ResultStore
 from common.schemas import Table
 from generative.dataset import RolloutDataset
+from generative.dream_programs import is_surrounded
+from generative.filling import initial_displacements, initial_images
 from generative.imagining import random_starts
 from generative.networks import LatentSampler
 from generative.recorded_views import NEAR_END, RecordedView, choose_views, end_of
 from generative.sample_files import SampleFolder
 from generative.simulator import Simulator, Start
+from generative.spatial import split_state
 from generative.squares import World
 from generative.start_optimisation.search import OPTIMISED_STARTS
 from generative.start_worlds import recorded_starts, rounded, world_seeds
 
+_MODE = LatentSampler("mode")
 _BATCH = 16  # starts whose worlds are sampled at once
 # Titles by pattern of the names in ``objectives.targets_named`` and of sparse features.
 _TITLES = {
@@ -86,6 +91,9 @@ class PageStart:
         known: squares that other worlds of this start keep, bool (n, n); None without a world.
         truth: None for a start that is not recorded.
         aim: None for a start that is not optimised.
+        frames: initial frames, uint8 (I, 3, 64, 64); None if squares cannot be sampled.
+        displacements: displacements of the camera in them, relative to the last one, in pixels to
+            the right and down (I, 2).
     """
 
     start: Start
@@ -93,6 +101,8 @@ class PageStart:
     known: np.ndarray | None
     truth: Truth | None = None
     aim: Aim | None = None
+    frames: np.ndarray | None = None
+    displacements: np.ndarray | None = None
 
 
 def sampled_page_starts(simulator: Simulator, number: int, seed: int) -> list[PageStart]:
@@ -101,8 +111,21 @@ def sampled_page_starts(simulator: Simulator, number: int, seed: int) -> list[Pa
         return []
     starts = random_starts(simulator, number, seed=seed)
     seeds = world_seeds([(seed, i) for i in range(number)]).tolist()
-    return [PageStart(row, seeds[i], _kept(simulator, row.world, None))
+    return [_with_frames(simulator, PageStart(row, seeds[i], _kept(simulator, row.world, None)))
             for i, row in enumerate(_rows(starts))]
+
+
+@torch.no_grad()
+def _with_frames(simulator: Simulator, start: PageStart) -> PageStart:
+    """Draw the initial frames of a start that is not recorded."""
+    if not is_surrounded(simulator):
+        return start
+    image = simulator.imagine(start.start, _MODE, 1)[0].images
+    frames = initial_images(simulator, image, start.start)[:, 0]
+    velocity = split_state(start.start.env_h, simulator.config).camera.velocity.numpy()
+    return dataclasses.replace(
+        start, frames=np.moveaxis(to_frames(frames), -1, 1),
+        displacements=np.arange(1 - len(frames), 1, dtype=np.float32)[:, None] * velocity)
 
 
 def target_title(name: str) -> str:
@@ -140,10 +163,11 @@ def optimised_page_starts(simulator: Simulator, folder: Path, number: int, agent
     samples = SampleFolder(folder / f"penalty_{table['penalty'].iloc[0]:g}")
     numbers = table["sample"].tolist()
     vectors = torch.from_numpy(samples.stacked_field("bottleneck_vec", numbers))
-    starts = simulator.start_from(vectors, LatentSampler("mode"), world=samples.worlds(numbers))
+    starts = simulator.start_from(vectors, _MODE, world=samples.worlds(numbers))
     seeds = [samples.origin(sample).world_seed or 0 for sample in numbers]
-    return [PageStart(row, seed, _kept(simulator, row.world, None),
-                      aim=Aim(objective.aim, target_title(objective.target), settings["step"]))
+    return [_with_frames(simulator, PageStart(
+        row, seed, _kept(simulator, row.world, None),
+        aim=Aim(objective.aim, target_title(objective.target), settings["step"])))
             for row, seed, objective in zip(_rows(starts), seeds, table.itertuples())]
 
 
@@ -183,15 +207,19 @@ def _recorded(simulator: Simulator, dataset: RolloutDataset, places: Sequence[Re
     seeds = world_seeds([(seed, first + i) for i in range(len(places))])
     start = recorded_starts(simulator, simulator.encode(images), images[-1],
                             torch.from_numpy(np.stack(hidden)), torch.tensor(actions), seeds)
-    known = None
+    known, displacements = None, None
     if start.world is not None:
         assert simulator.squares is not None
         _, known = simulator.squares.read(images[-1], start.world.corner,
                                           start.world.squares.shape[1])
         start = dataclasses.replace(start, world=rounded(start.world))
+        if is_surrounded(simulator):
+            displacements = initial_displacements(simulator, images, start.world).numpy()
     return [PageStart(row, int(seeds[i]), _kept(simulator, row.world, None if known is None
                                                 else known[i].numpy()),
-                      _truth(dataset, place, num_steps))
+                      _truth(dataset, place, num_steps), **({} if displacements is None else {
+                          "frames": np.stack(frames, axis=1)[:, i],
+                          "displacements": displacements[:, i]}))
             for i, (row, place) in enumerate(zip(_rows(start), places))]
 
 

@@ -26,7 +26,7 @@ from generative.networks import LatentSampler, on_unit_sphere
 from generative.prior import camera_globals
 from generative.simulator import Simulator, Start
 from generative.spatial import SpatialEncoder, SpatialStart, split_state
-from generative.squares import SquareImages, World
+from generative.squares import Scenery, SquareImages, World
 from generative.start_worlds import check_prior
 
 _MODE = LatentSampler("mode")
@@ -178,20 +178,34 @@ def paint(simulator: Simulator, images: Tensor, world: World, hole: Tensor, fill
     assert squares is not None
     displacements = initial_displacements(simulator, images, world)  # (I, B, 2)
     before, after = (squares.paint(_near_view(simulator, part)) for part in (world, filled))
+    return paint_scenery(simulator, images, displacements, world.corner, hole, before, after)
+
+
+def paint_scenery(simulator: Simulator, images: Tensor, displacements: Tensor, corner: Tensor,
+                  hole: Tensor, before: Scenery, after: Scenery) -> Tensor:
+    """Paint filled holes into initial frames; see ``paint``.
+
+    Args:
+        displacements: displacements of the camera, see ``initial_displacements`` (I, B, 2).
+        corner: corners of the worlds that the holes belong to (B, 2).
+        before, after: drawn worlds.
+    """
+    squares = simulator.squares
+    assert squares is not None
     pixels = torch.arange(FRAME_SIZE, device=images.device) + 0.5
+    first, batch = 1 - len(images), torch.arange(len(hole), device=hole.device)[:, None, None]
+    old, new = (squares.view(scenery.at_step(first), displacements.flatten(0, 1)).unflatten(
+        0, displacements.shape[:2]) for scenery in (before, after))  # (I, B, C, 64, 64)
     frames = []
-    for number, (frame, moved) in enumerate(zip(images, displacements)):
-        step = number - len(images) + 1
-        old, new = (squares.view(scenery.at_step(step), moved) for scenery in (before, after))
-        place = (pixels + moved[..., None] - world.corner[..., None]) / squares.pixels_per_square
+    for frame, moved, own, other in zip(images, displacements, old, new):
+        place = (pixels + moved[..., None] - corner[..., None]) / squares.pixels_per_square
         place = place.floor().long()  # (B, 2, 64)
         known = (place >= 0) & (place < hole.shape[1])
         right, down = place.clamp(0, hole.shape[1] - 1).unbind(dim=1)
-        batch = torch.arange(len(hole), device=hole.device)[:, None, None]
         inside = hole[batch, down[:, :, None], right[:, None]] & (
             known[:, 1, :, None] & known[:, 0, None])  # (B, 64, 64)
-        shown = inside[:, None] & ~_player(simulator, frame, old)
-        frames.append(torch.where(shown, new.to(frame), frame))
+        shown = inside[:, None] & ~_player(simulator, frame, own)
+        frames.append(torch.where(shown, other.to(frame), frame))
     return torch.stack(frames)
 
 

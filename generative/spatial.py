@@ -225,6 +225,11 @@ class SpatialStart(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """Map start vectors (B, V) to states, followed by the logits of z (B, H + S·K); these
         logits are 0."""
+        h = self.state(vectors, self.camera(vectors, self.carried(vectors))).flat()
+        return torch.cat([h, h.new_zeros(len(h), self.config.env_h_stoch_size)], dim=-1)
+
+    def state(self, vectors: Tensor, camera: CameraState) -> SpatialState:
+        """Map start vectors (B, V) to states with a given camera."""
         config, code = self.config, self._code(vectors)
         channels = code.shape[1]
         passed = min(channels - 1, config.canvas_channels)
@@ -235,9 +240,7 @@ class SpatialStart(nn.Module):
         fine = canvas.new_zeros(len(canvas), 0, BLOCKS, BLOCKS)
         if config.fine_channels:
             fine = self.fine(functional.pixel_unshuffle(self._basis[0].images(canvas), BLOCK))
-        h = SpatialState(canvas, torch.tanh(memory), torch.tanh(scene), fine.float(),
-                         self.camera(vectors, self.carried(vectors))).flat()
-        return torch.cat([h, h.new_zeros(len(h), config.env_h_stoch_size)], dim=-1)
+        return SpatialState(canvas, torch.tanh(memory), torch.tanh(scene), fine.float(), camera)
 
     def _code(self, vectors: Tensor) -> Tensor:
         """Recover the encoder's code before normalisation (B, V / 64, 8, 8) from vectors (B, V)."""

@@ -2,14 +2,15 @@
 //
 // Actions are letters, a for action 0; capital ones were chosen by the person. An edit is written as
 // axis.hold or add.amount.first step.last step, with axes from 1, and without a last step if it
-// lasts.
+// lasts. A paint is written as step_seed_squares, a square as right.down; without a seed, the squares
+// are empty.
 
 import { numberOf } from '../../shared/lib/address.js'
 
 export const MODES = ['sampled', 'likely', 'you', 'recorded']
 const A = 'a'.charCodeAt(0)
 
-export function write(view, steps, edits) {
+export function write(view, steps, edits, paints) {
   const text = new URLSearchParams()
   text.set('start', view.start + 1)
   if (view.world) text.set('world', view.world)
@@ -24,13 +25,16 @@ export function write(view, steps, edits) {
   for (const { axis, hold, amount, from, to } of edits) {
     text.append('edit', [axis + 1, hold ? 'hold' : 'add', amount, from, to ?? ''].join('_'))
   }
+  for (const { squares, seed, from } of paints) {
+    text.append('paint', [from, seed ?? '', ...squares.map((square) => square.join('.'))].join('_'))
+  }
   if (view.speed !== 12) text.set('speed', view.speed)
   if (view.saliency !== 'none') text.set('saliency', view.saliency)
   if (view.notes) text.set('notes', view.notes)
   return text.toString()
 }
 
-/** Return {view, actions: [{action, own}], edits} of a fragment; parts that do not fit this page are
+/** Return {view, actions: [{action, own}], edits, paints} of a fragment; parts that do not fit this page are
  * taken from the view `start`. */
 export function read(fragment, start, manifest) {
   const text = new URLSearchParams(fragment)
@@ -45,6 +49,12 @@ export function read(fragment, start, manifest) {
     if (!at || !['add', 'hold'].includes(kind) || amount === '' || !Number.isFinite(Number(amount)) || begin === null) return []
     return [{ axis: at - 1, hold: kind === 'hold', amount: Number(amount), from: begin, to: numberOf(to, 1e6) }]
   })
+  const paints = manifest.world === null ? [] : text.getAll('paint').flatMap((word) => {
+    const [step, seed, ...squares] = word.split('_')
+    const from = numberOf(step, 1e6)
+    if (from === null || !squares.length || !squares.every((square) => /^-?\d{1,4}\.-?\d{1,4}$/.test(square))) return []
+    return [{ squares: squares.map((square) => square.split('.').map(Number)), seed: numberOf(seed, 1e6), from }]
+  })
   const mode = text.get('mode')
   const view = { ...start, start: number ? number - 1 : start.start, world: numberOf(text.get('world'), 1e6) ?? 0,
     mode: MODES.includes(mode) ? mode : start.mode, seed: numberOf(text.get('seed'), 1e6) ?? 0,
@@ -53,5 +63,5 @@ export function read(fragment, start, manifest) {
     saliency: ['value', 'action'].includes(text.get('saliency')) ? text.get('saliency') : 'none',
     notes: text.get('notes') ?? '' }
   if (view.mode === 'recorded' && !manifest.starts[view.start].actions) view.mode = 'sampled'
-  return { view, actions, edits }
+  return { view, actions, edits, paints }
 }

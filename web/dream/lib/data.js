@@ -2,21 +2,20 @@
 
 import { load, loadManifest as manifestOf, unpacked } from '../../shared/lib/data.js'
 
-const FORMAT = 2
+const FORMAT = 3
 export const TILES = 10 // frames per row of an image of frames
 
 export const loadManifest = () => manifestOf(FORMAT)
 
 const opened = async ({ constants, ...description }) => ({ description, constants: await unpacked(constants) })
 
-/** Load the programs of a step, {description, constants} by name. */
-export async function loadPrograms() {
-  const content = await load('programs')
+/** Load the programs of a step, or with the name `worlds` those that change worlds:
+ * {description, constants} by name. */
+export async function loadPrograms(name = 'programs') {
+  const content = await load(name)
   return Object.fromEntries(await Promise.all(Object.entries(content).map(
     async ([name, program]) => [name, await opened(program)])))
 }
-
-export const loadSurround = async () => opened(await load('surround'))
 
 /** Load the arrays of a start, and an image of what followed in the game, or null. */
 export async function loadStart(number) {

@@ -17,11 +17,13 @@ export const hot = (action, count) => Float32Array.from({ length: count }, (_, i
 
 export class Dream {
   /** Records of the steps: {action, own: whether the person chose it, image, reward, end, death,
-   * hidden, logProbs, value, displacement (null without a world), world, h, entering}. */
+   * hidden, logProbs, value, displacement (null without a world), world, h, entering, past: initial
+   * frames with which a dream could start at this step, [{frame, displacement}]}. */
   steps = $state.raw([])
   #engine
 
-  /** first: {h, hidden, action: vector (A,)} before the first step; world: number of its world. */
+  /** first: {h, hidden, action: vector (A,), past} before the first step; world: number of its
+   * world. */
   constructor(engine, first, world) {
     this.#engine = engine
     this.first = first
@@ -33,14 +35,18 @@ export class Dream {
   }
 
   /** Take a step after the first `length` ones; later ones are dropped. action: null for the first
-   * step, whose action is given; edits: changes of the hidden state after this step. */
-  async take(length, action, own, edits) {
+   * step, whose action is given; edits: changes of the hidden state after this step; holes: squares
+   * that are painted at this step, or null, see worker.js. */
+  async take(length, action, own, edits, holes = null) {
     const before = length ? this.steps[length - 1] : { ...this.first, world: this.world }
     const num = this.first.action.length
     const vector = action === null ? this.first.action : hot(action, num)
+    const past = length ? before.past?.slice(1) : before.past
     const { frame, ...found } = await this.#engine.run('step', { h: before.h, hidden: before.hidden, action: vector,
-      step: length, world: before.world, edits })
-    this.steps = [...this.steps.slice(0, length), { ...found, entering: before.hidden, image: imageOf(frame), frame,
+      step: length, world: before.world, edits,
+      ...(holes ? { holes, past } : {}) })
+    const now = { frame, displacement: found.displacement }
+    this.steps = [...this.steps.slice(0, length), { past: past && (length ? [...past, now] : past), ...found, entering: before.hidden, image: imageOf(frame), frame,
       action: action ?? vector.indexOf(1), own }]
   }
 

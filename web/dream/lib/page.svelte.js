@@ -2,7 +2,7 @@
 
 import { Address } from '../../shared/lib/address.js'
 import { read, write } from './address.js'
-import { imageOf, loadManifest, loadPrograms, loadStart, loadSurround } from './data.js'
+import { imageOf, loadManifest, loadPrograms, loadStart } from './data.js'
 import { Dream, parting } from './dream.svelte.js'
 import { Engine } from './engine.js'
 import { uniform } from './random.js'
@@ -10,9 +10,17 @@ import { noiseOf } from './world.js'
 
 const ENDED = 0.5 // probability of an end at which the episode counts as ended
 const MOST_STEPS = 2000
-const [CELL, STRIDE] = [8, 4] // pixels
+const [CELL, STRIDE, FRAME] = [8, 4, 64] // pixels
 
 const START = { start: 0, world: 0, mode: 'sampled', seed: 0, step: 0, speed: 12, saliency: 'none', notes: '' }
+
+/** Return the initial frames of a start, [{frame, displacement}]; undefined without a world. */
+function pastOf({ frames, displacements }) {
+  if (!frames) return undefined
+  const size = 3 * FRAME ** 2
+  return Array.from({ length: frames.length / size }, (_, i) => ({ displacement: Array.from(displacements.subarray(2 * i, 2 * i + 2)),
+    frame: Float32Array.from(frames.subarray(i * size, (i + 1) * size), (each) => each / 255) }))
+}
 
 export class Page {
   manifest = $state.raw(null)
@@ -22,6 +30,10 @@ export class Page {
   dream = $state.raw(null)
   plain = $state.raw(null) // the dream without edits; null without edits
   edits = $state.raw([]) // [{axis, hold, amount, from, to}]; to: null if it lasts
+  paints = $state.raw([]) // [{squares, seed, from}]; seed: null for empty squares, see worker.js
+  erasing = $state(false) // whether squares can be marked
+  marks = $state.raw([]) // marked squares, [[right, down]]
+  cursor = $state.raw([0, 0]) // square that the keyboard marks
   truth = $state.raw(null) // image of what followed in the game
   previews = $state.raw(null)
   playing = $state(false)
@@ -34,9 +46,10 @@ export class Page {
   #address = new Address()
   engine = new Engine((message) => { this.error = message })
   loaded = null // {number, arrays, world} of the shown start
-  #surround = null // promise of the program that samples squares
+  #surround = null // promise of the programs that change worlds
   #line = Promise.resolve() // the tasks run one after the other
   #changed = [] // first steps of edits that have been changed since the last computation
+  #repainted = false // whether the dream without edits has changed, too
   #live = 0 // number of the newest view; tasks of older ones stop
 
   start = $derived(this.manifest?.starts[this.view.start])
@@ -89,9 +102,9 @@ export class Page {
     }
   }
 
-  /** Load the program that samples squares, once. */
+  /** Load the programs that change worlds, once. */
   #sampler() {
-    this.#surround ??= loadSurround().then((surround) => this.engine.run('load', { loaded: { surround } }))
+    this.#surround ??= loadPrograms('worlds').then((loaded) => this.engine.run('load', { loaded }))
     return this.#surround
   }
 
@@ -99,13 +112,13 @@ export class Page {
   fromAddress() {
     const fragment = this.#address.brought()
     if (!fragment) return false
-    const { view, actions, edits } = read(fragment, START, this.manifest)
-    this.open(view, actions, edits)
+    const { view, actions, edits, paints } = read(fragment, START, this.manifest)
+    this.open(view, actions, edits, paints)
     return true
   }
 
   #fragment() {
-    return write(this.view, this.dream.steps, this.edits)
+    return write(this.view, this.dream.steps, this.edits, this.paints)
   }
 
   toAddress() {
@@ -134,7 +147,7 @@ export class Page {
   }
 
   /** Show a start, and take steps with given actions, [{action, own}]. */
-  open(view, actions = [], edits = []) {
+  open(view, actions = [], edits = [], paints = []) {
     this.#live++
     this.playing = false
     this.saliency = null
@@ -144,6 +157,8 @@ export class Page {
       const world = await this.#worldOf(view.world)
       if (!isLive()) return
       this.edits = edits
+      this.paints = paints
+      this.marks = []
       const begun = await this.#begin(world)
       // All at once: a page without a step would be built anew, and lose the focus.
       this.view = { ...this.view, ...view, step: 0 }
@@ -164,7 +179,7 @@ export class Page {
     const { arrays, truth } = await loadStart(number)
     const world = await this.engine.run('begin', { arrays, seed: this.manifest.starts[number].seed })
     this.truth = truth
-    this.loaded = { number, arrays, world, worlds: new Map() }
+    this.loaded = { number, arrays, world, worlds: new Map(), past: pastOf(arrays) }
   }
 
   /** Return the number of the world with a seed, 0 for that of the start. */
@@ -186,15 +201,18 @@ export class Page {
       ([name, numbers]) => [name, Array.from(numbers)]))
   }
 
-  /** Return the dream in a world, and the one without edits or null, with their first steps. */
+  /** Return the dream in a world, and the one without changes or null, with their first steps. */
   async #begin(world) {
-    const { arrays: { h, hidden, action } } = this.loaded
-    const begun = async (edits) => {
-      const dream = new Dream(this.engine, { h, hidden, action }, world)
-      await dream.take(0, null, false, edits)
+    const { arrays: { h, hidden, action }, past } = this.loaded
+    const holes = this.#holes(0)
+    if (holes) await this.#sampler()
+    const begun = async (edits, painted) => {
+      const dream = new Dream(this.engine, { h, hidden, action, past }, world)
+      await dream.take(0, null, false, edits, painted)
       return dream
     }
-    return [await begun(this.#inForce(0)), this.edits.length ? await begun([]) : null]
+    const isChanged = this.edits.length || this.paints.length
+    return [await begun(this.#inForce(0), holes), isChanged ? await begun([], holes && []) : null]
   }
 
   /** Return the edits of the hidden state after a step, as the worker needs them. */
@@ -205,14 +223,21 @@ export class Page {
     })
   }
 
+  /** Return what is painted at a step, or null. */
+  #holes(step) {
+    const found = this.paints.filter(({ from }) => from === step)
+    return found.length ? found.map(({ squares, seed }) => ({ squares, ...(seed === null ? {} : { seed }) })) : null
+  }
+
   /** Append a step to both dreams. */
   async #extend(action, own, length = this.dream.steps.length) {
+    const holes = this.#holes(length)
     if (this.hasWorlds) await this.#sampler() // the world may move on
-    await this.dream.take(length, action, own, this.#inForce(length))
+    await this.dream.take(length, action, own, this.#inForce(length), holes)
     if (!this.plain) return
     // The agent without edits chooses for itself, unless the person or the recording does.
     const chosen = own || this.view.mode === 'recorded' ? action : this.choose(this.plain.steps[length - 1], length)
-    await this.plain.take(length, chosen, own, [])
+    await this.plain.take(length, chosen, own, [], holes && [])
   }
 
   /** Return the agent's most likely action in a record. */
@@ -322,27 +347,85 @@ export class Page {
 
   // Edits and saliency.
 
-  /** Replace the edits, and compute all steps from the first changed one again, with the same
+  /** Replace edits and paints, and compute all steps from the first changed one again, with the same
    * actions. */
-  edit(edits) {
-    this.#changed.push(...[...this.edits, ...edits].map(({ from }) => from))
+  edit(edits, paints = this.paints) {
+    this.#changed.push(...[...this.edits, ...edits, ...this.paints, ...paints].map(({ from }) => from))
+    this.#repainted ||= paints !== this.paints
     this.playing = false
     this.saliency = null
     this.edits = edits
+    this.paints = paints
     return this.#do(async () => {
-      if (this.edits !== edits) return // a newer change follows
+      if (this.edits !== edits || this.paints !== paints) return // a newer change follows
       const { step } = this.view
       this.cut()
-      if (!edits.length) this.plain = null
+      if (!edits.length && !paints.length) this.plain = null
       else if (!this.plain) {
         this.plain = new Dream(this.engine, this.dream.first, this.dream.world)
         this.plain.steps = this.dream.steps
       }
       const taken = this.dream.steps
-      for (let i = Math.min(step, ...this.#changed.splice(0)); i <= step; i++) {
-        await this.dream.take(i, i ? taken[i].action : null, taken[i].own, this.#inForce(i))
+      const others = this.#repainted && this.plain?.steps
+      this.#repainted = false
+      if (paints.length) {
+        this.busy = 'painting'
+        await this.#sampler()
       }
+      for (let i = Math.min(step, ...this.#changed.splice(0)); i <= step; i++) {
+        const holes = this.#holes(i)
+        await this.dream.take(i, i ? taken[i].action : null, taken[i].own, this.#inForce(i), holes)
+        if (others) await this.plain.take(i, i ? others[i].action : null, others[i].own, [], holes && [])
+      }
+      this.busy = ''
     })
+  }
+
+  // Painting.
+
+  /** Let squares be marked, or stop it. */
+  erase(on = !this.erasing) {
+    this.erasing = on && this.hasWorlds
+    this.playing = false
+    this.marks = []
+    this.cursor = this.squareAt([FRAME / 2, FRAME / 2])
+  }
+
+  /** Return the upper left corner of a square in the shown frame, in pixels. */
+  cornerOf(square, { displacement } = this.record) {
+    return square.map((at, axis) => this.loaded.arrays.corner[axis] + at * this.manifest.world.size - displacement[axis])
+  }
+
+  /** Return the square at a place in the shown frame, in pixels. */
+  squareAt(place) {
+    const corner = this.cornerOf([0, 0])
+    return place.map((at, axis) => Math.floor((Math.max(0, Math.min(FRAME - 1, at)) - corner[axis]) / this.manifest.world.size))
+  }
+
+  isMarked([right, down]) {
+    return this.marks.some(([x, y]) => x === right && y === down)
+  }
+
+  mark(square, on) {
+    if (this.isMarked(square) === on) return
+    this.marks = on ? [...this.marks, square] : this.marks.filter(([x, y]) => x !== square[0] || y !== square[1])
+    this.cursor = square
+  }
+
+  /** Move the cursor by some squares within the view. */
+  point(right, up) {
+    const [x, y] = this.cornerOf(this.cursor)
+    const { size } = this.manifest.world
+    this.cursor = this.squareAt([x + (right + 0.5) * size, y + (0.5 - up) * size])
+  }
+
+  /** Paint the marked squares at the shown step: let the prior fill them, or empty them. */
+  paint(isFilled) {
+    if (!this.marks.length || this.working) return
+    const seed = isFilled ? 1 + this.paints.length : null
+    const paint = { squares: this.marks, seed, from: this.view.step }
+    this.marks = []
+    return this.edit(this.edits, [...this.paints, paint])
   }
 
   /** Effects of the cells in view on the chosen output. */

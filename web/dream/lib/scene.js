@@ -74,6 +74,29 @@ export function drawTile(ctx, { x, y, w, h }, image, number, tiles) {
   ctx.drawImage(image, number % tiles * FRAME, Math.floor(number / tiles) * FRAME, FRAME, FRAME, x, y, w, h)
 }
 
+/** Draw outlines of squares, given by their corners in pixels of the frame. */
+export function drawSquares(ctx, { x, y, w, h }, corners, size, { colour, dash = [], fill = null, width = 2 }) {
+  ctx.save()
+  ctx.beginPath()
+  ctx.rect(x, y, w, h)
+  ctx.clip()
+  const scale = w / FRAME
+  for (const [pass, style] of [[1, 'rgb(0 0 0 / 0.6)'], [0, colour]]) {
+    ctx.strokeStyle = style
+    ctx.lineWidth = width + 2 * pass
+    ctx.setLineDash(pass ? [] : dash)
+    for (const [left, top] of corners) {
+      const box = [x + left * scale, y + top * scale, size * scale, size * scale]
+      if (fill && pass) {
+        ctx.fillStyle = fill
+        ctx.fillRect(...box)
+      }
+      ctx.strokeRect(...box)
+    }
+  }
+  ctx.restore()
+}
+
 /** Draw the effects of cells of the frame, side² numbers, over it. Cells are `size` pixels wide, and
  * their centres `stride` pixels apart. */
 export function drawCells(ctx, { x, y, w, h }, effects, side, size, stride, full, colours) {

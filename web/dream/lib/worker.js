@@ -4,9 +4,9 @@
 // calls. Worlds stay in the worker and have numbers.
 
 import { Program } from '../../shared/lib/program.js'
-import { cameraOf, completed, continued, noiseOf } from './world.js'
+import { cameraOf, completed, continued, emptied, filled, noiseOf, phaseOf, reached } from './world.js'
 
-const KEPT = 3 // number of drawn worlds that are kept
+const KEPT = 4 // number of drawn worlds that are kept
 const BLURS = 12 // repetitions of a blur over 3 x 3 pixels
 const SIDE = 64
 
@@ -55,6 +55,57 @@ function act(frame, entering, edits) {
   return { hidden, logProbs: logProbs.slice(), value: value[0] }
 }
 
+/** Move the environment on by a step; see `calls.step`. */
+function move(h, action, step, world) {
+  // Simulators without worlds have no input `step`.
+  const given = worlds[world] ? { step: step - worlds[world].since } : {}
+  const next = runIn('cell', world, { h, action, ...given }).h.slice()
+  if (programs.surround && worlds[world]) {
+    const moved = continued(worlds[world], next, programs.surround, settings)
+    if (moved !== worlds[world]) world = add(moved)
+  }
+  const { frame, reward, end, death } = runIn('decode', world, { h: next, ...given })
+  const displacement = worlds[world] && Array.from(cameraOf(next).displacement, (at, axis) => at + worlds[world].moved[axis])
+  return { h: next, frame: frame.slice(), reward: reward[0], end: end[0], death: death ? death[0] : null, displacement, world }
+}
+
+/** Start a dream again at a step with other squares, as in generative/filling.py.
+ *
+ * h: state before the step; found: what `move` found at the step. holes: [{squares, seed, noise}],
+ * squares: [[right, down]] from the corner of the start's world, the prior fills them; without a
+ * seed they become empty; noise: see `calls.another`. Without holes, the dream starts again from
+ * the same frames. Returns {h, world, past}. */
+function repaint(h, found, step, past, holes) {
+  const before = reached(worlds[found.world], sceneryOf(found.world), step, found, settings)
+  const camera = { phase: phaseOf(before.corner, settings), velocity: cameraOf(found.h).velocity }
+  const hole = new Float32Array(settings.squares ** 2)
+  let after = before
+  for (const { squares, seed, noise } of holes) {
+    const own = new Float32Array(hole.length)
+    for (const [right, down] of squares) {
+      const [x, y] = [right - before.origin[0], down - before.origin[1]]
+      if (Math.min(x, y) >= 0 && Math.max(x, y) < settings.squares) own[y * settings.squares + x] = hole[y * settings.squares + x] = 1
+    }
+    after = seed === undefined ? emptied(after, own, settings)
+      : filled(after, own, camera, noise ?? noiseOf(seed, after.origin, settings), programs.surround, settings)
+  }
+  const numbers = holes.length ? [add(before), add(after)] : Array(2).fill(add(before))
+  const frames = past.length < settings.frames ? [...past, found] : past
+  const given = { images: joined(frames.map(({ frame }) => frame)), h, hole, corner: before.corner, velocity: camera.velocity,
+    displacements: joined(frames.map(({ displacement }) => displacement.map((at, axis) => at - found.displacement[axis]))) }
+  numbers.forEach((number, i) => {
+    for (const [name, array] of Object.entries(sceneryOf(number))) {
+      if (name !== 'first' && name !== 'corner') given[`${i ? 'after' : 'before'}_${name}`] = array
+    }
+  })
+  const { h: start, images } = programs.repaint.run(given)
+  const size = images.length / frames.length
+  return { h: start.slice(), world: numbers[1],
+    past: frames.map(({ displacement }, i) => ({ frame: images.slice(i * size, (i + 1) * size), displacement })) }
+}
+
+const joined = (arrays) => Float32Array.from(arrays.flatMap((array) => Array.from(array)))
+
 const calls = {
   async load({ loaded, world }) {
     settings = world ?? settings
@@ -66,7 +117,7 @@ const calls = {
   /** Add the world of a start; arrays: those of its file. */
   begin({ arrays, seed }) {
     const { squares, places, velocities, looks, corner, clock } = arrays
-    return add(squares ? { squares, places, velocities, looks, corner, clock, seed, origin: [0, 0] } : null)
+    return add(squares ? { squares, places, velocities, looks, corner, clock, seed, origin: [0, 0], since: 0, moved: [0, 0] } : null)
   },
 
   /** Add another world with the known squares of a world. h: state at the start; noise: noise of the
@@ -78,21 +129,18 @@ const calls = {
 
   /** Take a step. h, hidden: states before the step; action: vector (A,); step: number of steps
    * since the start; world: its number; edits: [{vector, hold, amount}], changes of the agent's
-   * hidden state after the step. */
-  step({ h, hidden, action, step, world, edits }) {
+   * hidden state after the step. With `holes` (see `repaint`), the dream starts again at this step
+   * with other squares; past: [{frame, displacement}], the initial frames, the last of which may
+   * be missing if it is that of this step. */
+  step({ h, hidden, action, step, world, edits, holes = null, past }) {
     const begin = performance.now()
-    // Simulators without worlds have no input `step`.
-    const given = worlds[world] ? { step } : {}
-    const next = runIn('cell', world, { h, action, ...given }).h.slice()
-    if (programs.surround && worlds[world]) {
-      const moved = continued(worlds[world], next, programs.surround, settings)
-      if (moved !== worlds[world]) world = add(moved)
+    let found = move(h, action, step, world)
+    if (holes) {
+      const start = repaint(h, found, step, past, holes)
+      found = { ...move(start.h, action, step, start.world), past: start.past }
     }
-    const { frame, reward, end, death } = runIn('decode', world, { h: next, ...given })
-    const agent = act(frame, hidden, edits)
-    const result = { h: next, frame: frame.slice(), reward: reward[0], end: end[0], death: death ? death[0] : null,
-      displacement: worlds[world] ? Array.from(cameraOf(next).displacement) : null, world, ...agent }
-    return { ...result, ms: performance.now() - begin }
+    const agent = act(found.frame, hidden, edits)
+    return { ...found, ...agent, ms: performance.now() - begin }
   },
 
   /** Compute what each cell of the frame does for the agent: value and log-probabilities with the

@@ -2,8 +2,9 @@
 // edge comes near the view moves on.
 //
 // A world: {squares: class probabilities (n, n, K), places, velocities, looks (n, n), corner (2),
-// clock (1), seed, origin (2)}, see `World` in generative/squares.py. settings: `world` in the
-// manifest.
+// clock (1), seed, origin (2), since, moved (2)}, see `World` in generative/squares.py; since: step at
+// which the dream started from it, moved: displacement of the camera at that step. settings: `world`
+// in the manifest.
 
 import { normal, uniform } from './random.js'
 
@@ -49,6 +50,74 @@ export function completed(world, known, { phase, velocity }, noise, surround, se
   })
   const chosen = (name) => world[name].map((value, i) => (known[i] ? value : noise[name][i]))
   return { ...world, squares: squares.slice(), places: chosen('places'), velocities: chosen('velocities'), looks: chosen('looks') }
+}
+
+/** Let the prior fill a hole, as `filling.generate`. hole: 1 for squares to fill (n, n). */
+export function filled(world, hole, camera, noise, surround, settings) {
+  const sampled = completed(world, hole.map((each) => 1 - each), camera, noise, surround, settings)
+  const classes = sampled.squares.length / hole.length
+  const squares = world.squares.slice()
+  hole.forEach((inside, i) => {
+    if (!inside) return
+    const own = sampled.squares.subarray(i * classes, (i + 1) * classes)
+    squares.fill(0, i * classes, (i + 1) * classes)[i * classes + own.indexOf(Math.max(...own))] = 1
+  })
+  return { ...sampled, squares }
+}
+
+/** Return a world without anything in a hole, as `filling.empty`. */
+export function emptied(world, hole, { empty }) {
+  const classes = world.squares.length / hole.length
+  return { ...world, squares: world.squares.map((value, i) => (
+    hole[Math.floor(i / classes)] ? Number(i % classes === empty) : value)) }
+}
+
+/** Return the camera's phase (4) in the middle of the view of a world with a corner. */
+export const phaseOf = (corner, { size }) => Float32Array.from([0, 1].flatMap((axis) => {
+  const angle = 2 * Math.PI / size * (FRAME / 2 - corner[axis])
+  return [Math.cos(angle), Math.sin(angle)]
+}))
+
+const MOST_TURNS = 8
+/** Return column and velocity of object i after some steps, as `SpriteStates.after`. */
+function walked({ columns, velocities, begins, ends, kept }, i, left) {
+  let [column, velocity] = [columns[i], velocities[i]]
+  for (let turn = 0; turn < MOST_TURNS; turn++) {
+    const goal = velocity > 0 ? ends[i] : begins[i]
+    const needed = (goal - column) / velocity
+    if (needed >= left) return [column + velocity * left, velocity]
+    ;[column, left] = [goal, left - needed]
+    velocity *= -(velocity > 0 ? kept[columns.length + i] : kept[i])
+  }
+  return [column, velocity]
+}
+
+/** Return a world as it is at a later step, from which the dream can start: in coordinates of the
+ * view, with its moving objects in the squares that they have reached. sprites: objects of the drawn
+ * world; displacement: that of the camera since the start. */
+export function reached(world, sprites, step, { displacement }, { squares: n, period, empty }) {
+  const [steps, classes] = [step - world.since, world.squares.length / (n * n)]
+  const found = { ...world, since: step, moved: displacement, clock: Float32Array.of((world.clock[0] + steps) % period),
+    corner: Float32Array.from(world.corner, (at, axis) => at - displacement[axis] + world.moved[axis]) }
+  if (!steps || !sprites.weights) return found
+  const places = []
+  for (const name of ['squares', 'places', 'velocities', 'looks']) found[name] = world[name].slice()
+  sprites.weights.forEach((weight, i) => {
+    if (weight < 0.5 || !sprites.velocities[i]) return
+    const row = Math.floor(sprites.rows[i]) * n
+    const home = row + Math.floor(sprites.columns[i])
+    places.push({ i, row, home })
+    found.squares.fill(0, home * classes, (home + 1) * classes)[home * classes + empty] = 1
+  })
+  for (const { i, row, home } of places) {
+    const [column, velocity] = walked(sprites, i, steps)
+    const to = row + Math.floor(column)
+    found.squares.set(world.squares.subarray(home * classes, (home + 1) * classes), to * classes)
+    found.places[to] = column - Math.floor(column)
+    found.velocities[to] = world.velocities[home] * velocity / sprites.velocities[i]
+    found.looks[to] = world.looks[home]
+  }
+  return found
 }
 
 /** Return a world that has moved on by whole squares if its edge is near the view in state h, or the
