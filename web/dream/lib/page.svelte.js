@@ -153,7 +153,7 @@ export class Page {
       if (this.view.mode === 'recorded' && !this.start.actions) this.view.mode = 'sampled'
       this.edits = edits
       this.paints = paints
-      this.marks = []
+      this.erasing = false
       const world = await this.#worldOf(view.world)
       if (!isLive()) return
       this.#begin(world)
