@@ -238,7 +238,7 @@ class _Writer:
         target = node.target
         kind = _overload(target)
         depends = any(n in self._numbers for n in node.all_input_nodes)
-        if depends and kind.__name__.endswith("_"):  # nothing may read the previous value afterwards
+        if depends and kind.__name__.endswith("_"):  # nothing may read the old value afterwards
             before = node.args[0]
             if list(before.users)[-1] is not node or _overload(before.target) in _STRIDED:
                 raise NotImplementedError(f"the result of {target} under two names")

@@ -212,9 +212,10 @@ def _recorded(simulator: Simulator, dataset: RolloutDataset, places: Sequence[Re
         assert simulator.squares is not None
         _, known = simulator.squares.read(images[-1], start.world.corner,
                                           start.world.squares.shape[1])
-        start = dataclasses.replace(start, world=rounded(start.world))
+        world = rounded(start.world)
+        start = dataclasses.replace(start, world=world)
         if is_surrounded(simulator):
-            displacements = initial_displacements(simulator, images, start.world).numpy()
+            displacements = initial_displacements(simulator, images, world).numpy()
     return [PageStart(row, int(seeds[i]), _kept(simulator, row.world, None if known is None
                                                 else known[i].numpy()),
                       _truth(dataset, place, num_steps), **({} if displacements is None else {

@@ -209,8 +209,7 @@ def test_worlds_sampled_in_the_page_equal_those_of_pytorch(page, simulator, star
 
 
 def test_holes_filled_in_the_page_equal_those_of_pytorch(page, simulator, starts):
-    """With the same noise. Reds if the page keeps the probabilities of the prior, paints over the
-    player, or encodes other frames."""
+    """With the same noise. Reds if the encoder compares frames without its mask of the player."""
     show(page, "start=1&mode=you")
     start, seeds = starts[0].start, torch.tensor([77])
     images = torch.from_numpy(starts[0].frames)[:, None].float() / 255

@@ -158,7 +158,7 @@ export class Page {
       if (!isLive()) return
       this.edits = edits
       this.paints = paints
-      this.marks = []
+      this.erasing = false
       const begun = await this.#begin(world)
       // All at once: a page without a step would be built anew, and lose the focus.
       this.view = { ...this.view, ...view, step: 0 }
