@@ -31,6 +31,9 @@ def plot_training(options: PlotTrainingOptions) -> Path:
     if simulator_folder is not None:
         log = read_progress(simulator_folder)
         title = f"{simulator_folder.parent.name}, {log['batches'].iloc[-1]:,} batches"
+        if "held_out_loss" in log:
+            title = (f"Loss on held-out episodes: {log['held_out_loss'].iloc[0]:.3g} at first, "
+                     f"{log['held_out_loss'].iloc[-1]:.3g} at last\n{title}")
         if options.beside:
             raise UserError(f"--beside compares runs of agents, but {options.datapath} is a run "
                             "of a simulator")

@@ -21,6 +21,7 @@ from analysis.state_maps import save_figures
 from common.options import command, option
 from common.palette import BLUE, VERMILION
 from common.results import Entry, File, ResultStore, Schema, Table
+from common.tables import with_minus
 from envs.objects import action_labels
 from generative.flags import TRAINING_FLAGS, TrainSimulatorOptions
 from interventions.flags import DirectionOptions
@@ -111,7 +112,13 @@ def plot_actions(preferences: np.ndarray, labels: Sequence[str], title: str) -> 
     return plot_matrices([Heatmap(preferences, "logit minus the mean of all logits")],
                          Names(labels, ics, "action", "IC"),
                          [signed_scale([preferences], f"nats {UNIT}", square=False)], 1,
-                         f"Readout weights of the policy\n{title}")
+                         f"{_strongest(preferences, labels)}\n{title}")
+
+
+def _strongest(preferences: np.ndarray, labels: Sequence[str]) -> str:
+    action, component = np.unravel_index(np.abs(preferences).argmax(), preferences.shape)
+    return with_minus(f"IC {component} moves the policy most: \"{labels[action]}\" by "
+                      f"{preferences[action, component]:+.2g} nats")
 
 
 def plot_action_bars(preferences: np.ndarray, labels: Sequence[str], title: str) -> Figure:
@@ -137,8 +144,8 @@ def plot_action_bars(preferences: np.ndarray, labels: Sequence[str], title: str)
         axes.tick_params(axis="x", labelbottom=component + columns >= num_ics)
     figure.supxlabel("action", fontsize=9)
     figure.supylabel(f"nats {UNIT}", fontsize=9)
-    figure.suptitle("Readout weights of the policy: logits minus their mean; blue "
-                    f"raises, orange lowers\n{title}", fontsize=10)
+    figure.suptitle(f"{_strongest(preferences, labels)}; blue raises, orange lowers\n{title}",
+                    fontsize=10)
     return figure
 
 
@@ -149,8 +156,9 @@ def plot_value(value: np.ndarray, title: str) -> Figure:
     _draw_bars(axes, value)
     axes.set(xlabel="IC", ylabel=f"value (discounted, scaled rewards)\n{UNIT}",
              xticks=range(len(value)))
-    axes.set_title(f"Readout weights of the value; blue raises, orange lowers\n{title}",
-                   fontsize=10)
+    strongest = int(np.abs(value).argmax())
+    axes.set_title(with_minus(f"IC {strongest} moves the value most, by {value[strongest]:+.2g}; "
+                              "blue raises, orange lowers\n") + title, fontsize=10)
     return figure
 
 

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from common.training_curves import OTHER, STEPS, TRAINING, VALIDATION, save
+from stats.report import format_number
 
 SMOOTHED = 9  # updates in the moving average of compared runs
 TITLES = {
@@ -64,7 +65,7 @@ def plot_everything(log: pd.DataFrame, path: Path, title: str) -> None:
     figure, grid = plt.subplots(2, 4, figsize=(18, 9), layout="constrained")
     for axes, name in zip(grid.flat, TITLES):
         draw(axes, log, name)
-    save(figure, path, title)
+    save(figure, path, f"{_last_returns(log)}\n{title}")
 
 
 def plot_for_figure(log: pd.DataFrame, path: Path, title: str) -> None:
@@ -77,7 +78,13 @@ def plot_for_figure(log: pd.DataFrame, path: Path, title: str) -> None:
     axes.set_ylabel("mean return of the last 40 episodes")
     _finish(axes)
     axes.legend()
-    save(figure, path, title)
+    save(figure, path, f"{_last_returns(log)}\n{title}")
+
+
+def _last_returns(log: pd.DataFrame) -> str:
+    mean, unseen = (format_number(log[name].iloc[-1], ".2f")
+                    for name in ("mean_episode_rewards", "val_mean_episode_rewards"))
+    return f"Return at last: {mean} on training levels, {unseen} on unseen levels"
 
 
 def plot_comparison(logs: Mapping[str, pd.DataFrame], path: Path) -> None:
@@ -93,4 +100,6 @@ def plot_comparison(logs: Mapping[str, pd.DataFrame], path: Path) -> None:
     axes.set_ylabel(f"return on training levels, mean of {SMOOTHED} updates")
     _finish(axes)
     axes.legend()
-    save(figure, path, " and ".join(logs))
+    save(figure, path, "Return at last: " + ", ".join(
+        f"{name} {format_number(log['mean_episode_rewards'].iloc[-1], '.2f')}"
+        for name, log in logs.items()))

@@ -59,6 +59,7 @@ from common.options import option
 from common.palette import SKY_BLUE, VERMILION
 from common.schemas import Array, Entry, Npy, Schema
 from common.step_results import STEP_SETTINGS, StepResult, StepResults
+from common.tables import with_minus
 from common.video import enlarge, mark_action
 from generative.sample_files import SampleFolder
 
@@ -286,7 +287,7 @@ def plot_behaviour(behaviour: int, note: str, clusters: ClusterPlots, members: n
                    title="value: median and quartiles of the samples")
     value_axes.grid(alpha=0.3)
     right.legend(loc="outside lower center", ncols=2, fontsize=9)
-    figure.suptitle(f"Behaviour {behaviour}: {note}", fontsize=11)
+    figure.suptitle(with_minus(f"Behaviour {behaviour}: {note}"), fontsize=11)
     return figure, below
 
 

@@ -38,7 +38,7 @@ from common.palette import BLUE, DARK_GREY, DPI, VERMILION
 from common.progress import with_progress
 from common.results import ResultStore
 from common.schemas import Entry, File, Schema
-from common.tables import markdown_escaped
+from common.tables import markdown_escaped, with_minus
 from common.video import mark_action
 from envs.objects import action_labels
 from generative.config import SaliencyConfig
@@ -203,8 +203,8 @@ class BehaviourPages:
             chart = influences.best(influences.variants[0]).head(_CHARTED)
             others = [influences.counterpart(row) for _, row in chart.iterrows()]
             plot_influences(folder / f"{stem}_influences.png", chart, others, influences.variants,
-                            f"The {len(chart)} most consistent influences in {plain} "
-                            f"({len(rows)} samples), claimed ones first")
+                            f"{chart['claimed'].sum()} of the {len(chart)} most consistent "
+                            f"influences in {plain} ({len(rows)} samples) are claimed")
             parts += ["## Most consistent influences\n",
                       f"![Agreement of gradients and deviations]({stem}_influences.png)\n"]
         for variant in influences.variants:
@@ -287,8 +287,9 @@ class BehaviourPages:
         for rows in rows_of:
             samples, steps = np.divmod(rows[:number], values.shape[1])
             frames.append(self._samples.frames[samples, steps])
-            notes.append([f"sample {self._numbers[sample]}\nstep {step}: "
-                          f"{values[sample, step]:+.1f}" for sample, step in zip(samples, steps)])
+            notes.append([with_minus(f"sample {self._numbers[sample]}\nstep {step}: "
+                                     f"{values[sample, step]:+.1f}")
+                          for sample, step in zip(samples, steps)])
         plot_component(path, frames, notes,
                        f"IC {component}: steps of different samples among the {len(highest)} "
                        f"highest and lowest of {values.size}\n(in standard deviations of the "

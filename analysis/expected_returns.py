@@ -32,7 +32,7 @@ from common.options import command, option, redefine
 from common.palette import BLUE, DARK_GREY, DPI, VERMILION
 from common.progress import with_progress
 from common.results import Entry, File, ResultStore, Schema, Table, Text
-from common.tables import markdown_table
+from common.tables import markdown_table, with_minus
 from envs.objects import GameObject, in_view, objects_of
 from generative.dataset import RolloutDataset
 from generative.recorded_views import RecordedView, ViewOptions
@@ -312,6 +312,10 @@ def draw(path: Path, table: pd.DataFrame, summary: pd.DataFrame, options: Expect
               title="Where is the agent optimistic?")
     right.invert_yaxis()
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=3)
+    optimism = summary[(summary["shown"] == ALL) & (summary["quantity"] == "optimism")]
+    for row in optimism.itertuples():
+        figure.suptitle(with_minus("Value minus the return that follows, on average: "
+                                   + format_interval(row.mean, row.low_95, row.high_95, "+.2f")))
     figure.savefig(path, dpi=DPI)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +22,7 @@ from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import dendrogram, leaves_list, linkage
 
 from common.palette import DARK_GREY
+from common.tables import with_minus
 
 SIGNED, SHARE = "RdBu", "PuOr"  # matplotlib colour maps of signed values and of shares
 _CELL = 0.19  # inches, side of a matrix entry
@@ -167,8 +169,21 @@ def plot_matrices(panels: Sequence[Heatmap], names: Names, scales: Sequence[Colo
                               extend="both" if scale.beyond else "neither")
         bar.set_label(scale.label, fontsize=8)
         bar.ax.tick_params(labelsize=7)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle("\n".join(textwrap.fill(line, int(11 * figure.get_figwidth()))
+                              for line in title.splitlines()), fontsize=11)
     return figure
+
+
+def largest(panels: Sequence[Heatmap], names: Names) -> str:
+    """Name the largest entry of several matrices; without the diagonal, if rows and columns are
+    named alike."""
+    matrices = np.nan_to_num(np.stack([panel.matrix for panel in panels]))
+    if names.rows == names.columns and len(names.rows) > 1:
+        matrices = matrices * ~np.eye(len(names.rows), dtype=bool)
+    panel, row, column = np.unravel_index(np.abs(matrices).argmax(), matrices.shape)
+    title = f" ({panels[panel].title})" if panels[panel].title else ""
+    return with_minus(f"{names.rows[row]} and {names.columns[column]}, "
+                      f"{matrices[panel, row, column]:+.2g}{title}")
 
 
 def _draw_panel(axes: Axes, panel: Heatmap, scale: ColourScale, order: np.ndarray,
@@ -188,6 +203,6 @@ def _draw_tree(axes: Axes, linkage_matrix: np.ndarray) -> None:
                color_threshold=0, above_threshold_color=DARK_GREY)
     # The first leaf is at the top, like the first row of the matrices; leaves are 10 units apart.
     axes.set_ylim(10 * (len(linkage_matrix) + 1), 0)
-    axes.set_xlabel("1 - largest\ncorrelation", fontsize=7)
+    axes.set_xlabel("1 − largest\ncorrelation", fontsize=7)
     axes.tick_params(labelsize=6)
     axes.spines[["top", "left", "right"]].set_visible(False)

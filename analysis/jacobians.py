@@ -286,7 +286,10 @@ def _plot_sizes(sizes: np.ndarray, labels: np.ndarray, num_clusters: int, names:
                          fontsize=8)
     panels[0].set_ylabel("cluster (samples)")
     figure.colorbar(image, ax=panels, label="root mean square of the gradients")
-    figure.suptitle(title, fontsize=10)
+    cluster, part, component = np.unravel_index(of_clusters.argmax(), of_clusters.shape)
+    state = ("agent's", "environment's")[part]
+    figure.suptitle(f"Largest gradients: cluster {cluster}, {names[component]}, with respect to "
+                    f"the {state} state\n{title}", fontsize=10)
     return figure
 
 

@@ -20,8 +20,11 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
+from scipy.spatial import cKDTree
+from scipy.stats import spearmanr
 
 from common.palette import COLOURS, DARK_GREY, SKY_BLUE, VERMILION
+from common.tables import with_minus
 from common.video import write_gif
 
 NO_CATEGORY_COLOUR, REST_COLOUR, OTHERS_COLOUR = "#BBBBBB", "#909090", "black"
@@ -160,8 +163,7 @@ def plot_plane(plane: Plane, colouring: Quantity | Category, seed: int) -> Figur
         axes.scatter(plane.others[:, 0], plane.others[:, 1], c=OTHERS_COLOUR,
                      s=max(size, OTHERS_SIZE), linewidths=0, rasterized=True)
     plane.frame(axes)
-    figure.suptitle(f"{plane.title}\ncoloured by {colouring.label}", fontsize=11, x=0.02,
-                    ha="left")
+    figure.suptitle(_order(plane, colouring), fontsize=11, x=0.02, ha="left")
     handles = _legend_handles(colouring, plane)
     if isinstance(colouring, Category):
         figure.legend(handles=handles, loc="outside right upper", fontsize=8,
@@ -198,9 +200,30 @@ def _plot_categories(plane: Plane, categories: Category) -> Figure:
         axes.axis("off")
     figure.supxlabel(plane.names[0], fontsize=9)
     figure.supylabel(plane.names[1], fontsize=9)
-    figure.suptitle(f"{plane.title}\none panel per {categories.label}; grey: all {plane.unit}",
-                    fontsize=11, x=0.02, ha="left")
+    figure.suptitle(f"{_order(plane, categories)}; grey: all {plane.unit}", fontsize=11, x=0.02,
+                    ha="left")
     return figure
+
+
+def _order(plane: Plane, colouring: Quantity | Category) -> str:
+    """Return a title: whether neighbours have the same category or a similar value; and all states.
+    """
+    known = colouring.values >= 0 if isinstance(colouring, Category) else np.isfinite(
+        colouring.values)
+    values, places = colouring.values[known], plane.places[known]
+    if len(values) < 3 or np.ptp(values) == 0:
+        found = "does not differ"
+    else:
+        near = cKDTree(places).query(places, 2)[1]  # the state itself, and the nearest other one
+        other = np.where(near[:, 0] == np.arange(len(near)), near[:, 1], near[:, 0])
+        if isinstance(colouring, Category):
+            chance = ((np.array([*colouring.counts.values()]) / len(values)) ** 2).sum()
+            found = (f"nearest {plane.unit} agree in {100 * (values == values[other]).mean():.0f} %"
+                     f" of cases (chance: {100 * chance:.0f} %)")
+        else:
+            found = (f"rank correlation of nearest {plane.unit} "
+                     f"{spearmanr(values, values[other]).statistic:.2f}")
+    return with_minus(f"{colouring.label}: {found}\n") + plane.title
 
 
 def plot_variance(variances: np.ndarray, total: float, title: str) -> Figure:
@@ -252,7 +275,7 @@ def plot_paths(plane: Plane, sequences: np.ndarray, what: str, chosen: Sequence[
                   linestyle="")
         axes.plot(*path[-1], marker="X", color=VERMILION, markeredgecolor="black", markersize=9,
                   linestyle="")
-        axes.set_title(f"{what} {sequence}: {note}", fontsize=10)
+        axes.set_title(with_minus(f"{what} {sequence}: {note}"), fontsize=10)
     for axes in panels.flat[len(chosen):]:
         axes.axis("off")
     figure.supxlabel(plane.names[0])
@@ -291,7 +314,7 @@ class ClusterPlots:
         self.draw(parts[0], cluster)
         if pictures:
             draw_pictures(parts[1], pictures)
-        figure.suptitle(f"Cluster {cluster}: {note}", fontsize=11)
+        figure.suptitle(with_minus(f"Cluster {cluster}: {note}"), fontsize=11)
         return figure
 
     def draw(self, figure: FigureBase, cluster: int, what: str = "cluster") -> None:
@@ -372,7 +395,7 @@ def plot_space(space: Plane, colouring: Quantity | Category, seed: int) -> Rotat
     dataclasses.replace(space, names=tuple(
         name.replace(" of the variance", "") for name in space.names)).frame(axes)
     some = f", {len(shown)} of them shown" if len(shown) < num_states else ""
-    figure.suptitle(f"{space.title}{some}\ncoloured by {colouring.label}", fontsize=10)
+    figure.suptitle(_order(space, colouring) + some, fontsize=10)
     handles = _legend_handles(colouring, space)
     place, title = "center right", f"{colouring.label} ({space.unit})"
     if isinstance(colouring, Quantity):

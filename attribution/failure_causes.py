@@ -47,6 +47,7 @@ from common.options import ShardOptions, command, option
 from common.palette import DPI
 from common.results import ResultStore
 from common.shards import WHOLE
+from common.tables import with_minus
 from common.video import FRAMES_PER_SECOND, mark_action, write_video
 from envs.objects import kind_label
 from interventions.flags import REFERENCE_SIZE
@@ -308,7 +309,7 @@ def plot_last_frames(endings: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> F
             panel.axis("off")
         for panel, frame, value in zip(panels, frames, values):
             panel.imshow(frame, interpolation="nearest")
-            panel.set_title(f"V {value:.1f}", fontsize=8)
+            panel.set_title(with_minus(f"V {value:.1f}"), fontsize=8)
     return figure
 
 

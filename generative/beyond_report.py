@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from common.game_constants import FRAME_SIZE, WORLD_SIZE
 from common.palette import DPI, VERMILION, YELLOW
-from common.tables import markdown_table
+from common.tables import markdown_table, with_minus
 from common.video import enlarge, mark_action, mark_terminal, side_by_side, write_video
 from generative.beyond_results import LEAST, QUANTITIES, TITLES, with_measures
 from generative.squares import World
@@ -112,7 +112,7 @@ def draw_view(path: Path, view: View, worlds: World, table: pd.DataFrame) -> Non
     images = draw_worlds(view.simulator.squares, worlds, WORLD_SIZE)
     for axes, image, aim, changed in zip(panels, images, ("", *AIMS), different):
         axes.imshow(image)
-        axes.set_title(TITLES[aim] + effects[aim], fontsize=11)
+        axes.set_title(TITLES[aim] + with_minus(effects[aim]), fontsize=11)
         _outline(axes, view, changed)
         axes.axis("off")
     strips = below.subplots(rows, columns, squeeze=False)

@@ -53,6 +53,7 @@ from generative.loss_over_time import (
     STATE_COSINE,
     VALUE_CORRELATION,
 )
+from stats.report import format_interval
 
 TITLES = {"image": "image: half the sum of squared errors", "reward": "reward: half the squared "
           "error", "terminal": "terminal: cross-entropy (nats)", "agent_state": "agent's state: "
@@ -158,7 +159,7 @@ def plot_losses(table: pd.DataFrame, path: Path, title: str) -> None:
     """
     figure, panels = _draw_panels(table, TITLES | TITLES_OF_AGENT)
     panels[-1].legend(*_legend(panels), loc="center", fontsize=11)
-    figure.suptitle(title)
+    figure.suptitle(f"{_at_last_step(table, 'image', 'The error of the image', '.0f')}\n{title}")
     figure.savefig(path, dpi=DPI)
 
 
@@ -183,7 +184,12 @@ def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: s
     if seen:
         figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center",
                       ncols=4, fontsize=10)
-    figure.suptitle(title if seen else f"{title}; no object is in view")
+    last = table[(table["step"] == table["step"].max()) & (table["predictor"] == SIMULATOR)]
+    shown = last.set_index("kind")["mean"]
+    figure.suptitle("The simulator still shows, at the last step: " + ", ".join(
+        f"{kind_label(kind)} {100 * shown[OBJECT_SHOWN + kind]:.0f} %" for kind in seen
+        if OBJECT_SHOWN + kind in shown) + f"\n{title}" if seen else
+        f"{title}; no object is in view")
     figure.savefig(path, dpi=DPI)
 
 
@@ -203,8 +209,18 @@ def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
     _draw_kept(panels[len(titles)], table)
     figure.legend(*_legend(panels[:len(titles)]), loc="outside lower center", ncols=4,
                   fontsize=11)
-    figure.suptitle(title)
+    answers = [_at_last_step(table, kind, titles[kind], ".3g") for kind in list(titles)[:1]]
+    figure.suptitle("\n".join([*answers, title]))
     figure.savefig(path, dpi=DPI)
+
+
+def _at_last_step(table: pd.DataFrame, kind: str, what: str, form: str) -> str:
+    """Return a measure of the simulator and of the last initial frame at the last step in words."""
+    rows = table[(table["kind"] == kind) & table["mean"].notna()]
+    rows = rows[rows["step"] == rows["step"].max()].set_index("predictor")
+    return f"{what} at step {rows['step'].iloc[0]}: " + ", ".join(
+        f"{LABELS[name]} " + format_interval(row["mean"], row["low_95"], row["high_95"], form)
+        for name in (SIMULATOR, LAST_FRAME) if name in rows.index for row in (rows.loc[name],))
 
 
 def _draw_kept(axes: Axes, table: pd.DataFrame) -> None:

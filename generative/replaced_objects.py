@@ -316,7 +316,7 @@ def report(table: pd.DataFrame, summary: pd.DataFrame) -> str:
 
 def plot(table: pd.DataFrame) -> Figure:
     """Plot the effects in the game against those in the simulator, a panel for each aim."""
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
     for axes, aim in zip(figure.subplots(1, len(AIMS)), AIMS):
         part = table[table["aim"] == aim]
         for rows, colour, label in (
@@ -328,6 +328,9 @@ def plot(table: pd.DataFrame) -> Figure:
         axes.set(title=f"the agent {TITLES[aim]}", xlabel="in the simulator",
                  ylabel=f"in the game ({UNITS[aim]})")
     axes.legend(fontsize="small", loc="lower right")
+    counted = table[is_effect(table) & table["occurs"].notna()]
+    figure.suptitle(f"{(counted['occurs'] > 0).sum()} of {len(counted)} effects of replacements in "
+                    "the simulator also occur in the game", fontsize=11)
     return figure
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from agents.networks import Policy
 from common.devices import Compute
 from common.palette import BLUE, DARK_GREY, DPI
+from common.tables import format_count
 from interventions.partial_forward import PartialForward, Prefix
 from interventions.scan import Outcome, Part, ScanFrames
 from stats.association import ratio
@@ -174,7 +175,7 @@ def plot_circuits(path: Path, table: pd.DataFrame, title: str) -> None:
     Args:
         path: figure to write.
         table: results of ``circuit_table``, of any number of layers.
-        title: title of the figure.
+        title: what was measured, the second line of the title.
     """
     layers = list(dict.fromkeys(table["layer"]))
     columns = min(4, len(layers))
@@ -199,5 +200,8 @@ def plot_circuits(path: Path, table: pd.DataFrame, title: str) -> None:
     panels[0].legend(fontsize=7, loc="lower right")
     figure.supxlabel("parts in the circuit", fontsize=9)
     figure.supylabel("faithfulness", fontsize=9)
-    figure.suptitle(title, fontsize=11)
+    halves = summary(table)
+    better = (halves["faithfulness"] > halves["random_max"]).sum()
+    figure.suptitle(f"Half of the parts in greedy order are more faithful than all random ones in "
+                    f"{better} of {format_count(len(halves), 'layers')}\n{title}", fontsize=11)
     figure.savefig(path, dpi=DPI)

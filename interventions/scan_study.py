@@ -44,7 +44,7 @@ from common.files import versions
 from common.palette import BLUE, DPI
 from common.parameters import one_of, positive
 from common.results import Entry, File, ResultStore, Schema, Table, Text
-from common.tables import markdown_table
+from common.tables import markdown_table, with_minus
 from interventions.circuits import MOST_PARTS, NUM_RANDOM, circuit_table, plot_circuits, summary
 from interventions.partial_forward import PartialForward
 from interventions.scan import (
@@ -215,8 +215,7 @@ def run_scan(store: ResultStore, options: ScanOptions, testbed: Testbed, compute
         _plot(temporary, title, labels, table, tested)
     if circuits:
         with store.file("circuits_figure") as temporary:
-            plot_circuits(temporary, pd.concat(circuits),
-                          f"Circuits of {options.unit}s: {options.outcome}")
+            plot_circuits(temporary, pd.concat(circuits), f"{options.unit}s, {options.outcome}")
     print(f"strongest of {len(table)} parts: {labels[0]}, {tested['effect'][0]:+.3g} on other "
           f"levels; wrote {store.file_of('report')}, strongest.csv and scan.png")
 
@@ -332,5 +331,8 @@ def _plot(path: Path, title: str, labels: Sequence[str], table: pd.DataFrame,
         panels[0].set_ylim(len(layers) - 0.5, -0.5)
         panels[0].set_title("mean effects of all parts", fontsize=9)
         panels[0].grid(axis="x", alpha=0.3)
-    figure.suptitle(title, fontsize=11)
+    top = tested.iloc[0]
+    effect = with_minus(format_interval(top["effect"], top["low_95"], top["high_95"], "+.3g"))
+    figure.suptitle(f"Strongest on other levels: {labels[0]}, effect {effect}\n{title}",
+                    fontsize=11)
     figure.savefig(path, dpi=DPI)

@@ -285,7 +285,8 @@ def draw_episodes(path: Path, table: pd.DataFrame, title: str) -> None:
                                 shares["high_95"] - shares["value"]]), fmt="o", color=BLUE)
     by_exact.set(xlabel=f"{EXACT_LABEL}, in {_BINS} bins" if len(exact) else
                  "no exact probabilities were computed", ylabel=f"share that {PLAYED_LABEL}")
-    figure.suptitle(title)
+    rate = format_interval(*share(table[GOT].sum(), len(table)), ".2f")
+    figure.suptitle(f"The share of all episodes that {PLAYED_LABEL} is {rate}\n{title}")
     figure.savefig(path, dpi=DPI)
 
 
@@ -305,20 +306,24 @@ def draw_regressions(path: Path, table: pd.DataFrame, title: str) -> None:
             kind="stable")
         for axes, quantity in zip(panels, ("accuracy_gain", "log_loss_gain")):
             rows = numbers.loc[(SINGLE, quantity)].sort_values("value", ascending=False)
-            forest_plot(axes, rows, rows["features"], [
+            forest_plot(axes, rows, rows["features"].str.replace("_", " "), [
                 {"color": VERMILION if _beats(row) else BLUE} for row in rows.itertuples()],
                 "value")
             axes.set(xlabel=f"{quantity.replace('_', ' ')} over the base rate (red: significant "
                      "after Holm)", title=f"{TARGET_LABELS[target]}: one feature alone")
         rows = numbers.loc[(SET, "coefficient")]
         colours = dict(zip(rows["features"].unique(), COLOURS))
-        forest_plot(panels[2], rows, rows["features"] + ": " + rows["feature"], [
+        names = (rows["features"] + ": " + rows["feature"]).str.replace("_", " ")
+        forest_plot(panels[2], rows, names, [
             {"color": colours[name]} for name in rows["features"]], "value")
         panels[2].set(xlabel="coefficient, features standardised (95 % interval)",
                       title=f"{TARGET_LABELS[target]}: sets, L1")
         for axes in panels:
             axes.axvline(0, color="black", linewidth=0.8)
-    figure.suptitle(title)
+    gains = table[(table["model"] == SINGLE) & (table["quantity"] == "log_loss_gain")]
+    better = sum(map(_beats, gains.itertuples()))
+    figure.suptitle(f"{better} of {len(gains)} single features predict better than the base rate "
+                    f"(log loss)\n{title}")
     figure.savefig(path, dpi=DPI)
 
 

@@ -253,11 +253,15 @@ def plot(path: Path, scores: pd.DataFrame, probes: pd.DataFrame) -> None:
         axes.plot(places, part["shuffled"], color="#888888", linestyle=":", label="shuffled")
         axes.set_xticks(places, [name.removeprefix("embedder.") for name in part["layer"]],
                         rotation=60, ha="right", fontsize=7)
-        axes.set(title=target, ylabel=_METRICS[part["metric"].iloc[0]])
+        axes.set(title=target.replace("_", " "), ylabel=_METRICS[part["metric"].iloc[0]])
     for axes in panels.flat:
         axes.set_visible(axes.has_data())
     panels[1, 0].legend(fontsize=8)
-    figure.suptitle("Channels that follow the cheese (red: chosen on other levels), and probes")
+    best = shown.loc[shown["hit_rate"].idxmax()]
+    figure.suptitle(f"{shown['chosen'].sum()} of {len(shown)} channels were chosen on other levels "
+                    "as following the cheese (red, above); highest hit rate "
+                    f"{best['hit_rate']:.2f}: channel {best['channel']} of "
+                    f"{best['layer'].removeprefix('embedder.')}\nbelow: what probes decode")
     figure.savefig(path, dpi=DPI, format="png")
 
 

@@ -254,7 +254,10 @@ def plot(path: Path, condition: str, parts: pd.DataFrame) -> None:
                      ylabel=f"{outcome} probability")
             axes.grid(alpha=0.3)
     panels[0, 0].legend(fontsize=9)
-    figure.suptitle(f"Retargeting: {condition}")
+    every = parts.iloc[0]  # the group of all targets
+    name = condition.replace("_", " ")
+    figure.suptitle(f"{name}: the patch changes the {every['outcome']} probability of its target "
+                    f"from {every[UNPATCHED]:.2f} to {every[PATCHED]:.2f}")
     figure.savefig(path, dpi=DPI, format="png")
 
 

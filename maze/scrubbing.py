@@ -24,7 +24,7 @@ from common.options import command, option, redefine
 from common.palette import BLUE, DPI, VERMILION
 from common.progress import with_progress
 from common.results import ResultStore
-from common.tables import markdown_table
+from common.tables import format_count, markdown_table, with_minus
 from envs.maze.grid import FORK
 from envs.maze.state import MazeState, game_of
 from interventions.controls import matched_sets
@@ -231,10 +231,12 @@ def plot(path: Path, title: str, conditions: pd.DataFrame, contrasts: pd.DataFra
                                     rows["high_95"] - rows["mean"]]),
                           fmt="o-", color=colour, label=_SETS[channels])
         axes.set_xticks(np.arange(2) + 0.04, [_FEATURES[feature] for feature in rows["feature"]])
-        axes.set_title(f"{label}\ndouble contrast {own.loc[outcome, 'effect']:+.3f}", fontsize=9)
+        effect = with_minus(f"{own.loc[outcome, 'effect']:+.3f}")
+        axes.set_title(f"{label}\ndouble contrast {effect}", fontsize=9)
         axes.set_ylim(bottom=0)
     panels[0].legend(fontsize=9)
-    figure.suptitle(title)
+    figure.suptitle(f"{own['supported'].sum()} of {format_count(len(own), 'outcomes')} support the "
+                    f"hypothesis\n{title}")
     figure.savefig(path, dpi=DPI, format="png")
 
 

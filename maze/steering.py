@@ -22,6 +22,7 @@ from common.options import command, option, redefine
 from common.palette import BLUE, DPI, VERMILION
 from common.progress import Progress
 from common.results import ResultStore
+from common.tables import with_minus
 from envs.maze.state import MazeState, game_of
 from interventions.flags import REFERENCE_SIZE
 from interventions.vectors import SteeringVector, save_vectors
@@ -268,7 +269,12 @@ def plot_coefficients(path: Path, measured: Sequence[tuple[ConditionGroup, Measu
                      ylim=(-0.02, 1.02))
             axes.grid(alpha=0.3)
     panels[0, 0].legend(fontsize=7)
-    figure.suptitle(title, fontsize=10)
+    result, place = measured[0][1], DECISION_OUTCOMES.index(shown[0])
+    moved = (result.after - result.before)[0, :, :, place].mean(axis=1)
+    most = abs(moved).argmax()
+    figure.suptitle(with_minus(
+        f"{measured[0][0].conditions[most].label} changes {shown[0].label} by {moved[most]:+.2f}, "
+        f"the most of {len(moved)} coefficients\n") + title, fontsize=10)
     figure.savefig(path, dpi=DPI)
 
 

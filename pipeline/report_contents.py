@@ -31,7 +31,7 @@ from generative.loss_over_time import (
     VALUE_CORRELATION,
 )
 from generative.saliency.files import SaliencyFolder
-from generative.saliency.gradients import suffix_of, title_of
+from generative.saliency.gradients import coloured, suffix_of, title_of
 from interventions.comparison import comparison_store
 from pipeline.stage import FOLDERS, ROOT
 from stats.effects import claims_summary
@@ -180,14 +180,14 @@ def write_saliency_strips(output: Path, folder: Path, kind: str, suffix: str) ->
 
 
 def _labelled(rows: dict[str, np.ndarray]) -> Image.Image:
-    """Arrange frames in a strip, with a name for each row and numbers of the steps.
+    """Arrange frames in a strip, with a name for each row, numbers of the steps and a scale.
 
     Args:
         rows: frames of each row by its name, uint8 (T, H, W, C).
     """
     image = strip([list(frames) for frames in rows.values()], STRIP_HEIGHT)
     gap, font = STRIP_HEIGHT // 32, ImageFont.load_default(size=20)
-    whole = Image.new("RGB", (image.width + STRIP_LABELS, image.height + 28), (255, 255, 255))
+    whole = Image.new("RGB", (image.width + STRIP_LABELS, image.height + 56), (255, 255, 255))
     whole.paste(image, (STRIP_LABELS, 28))
     draw = ImageDraw.Draw(whole)
     for place, name in enumerate(rows):
@@ -196,4 +196,9 @@ def _labelled(rows: dict[str, np.ndarray]) -> Image.Image:
     for step in range(len(next(iter(rows.values())))):
         draw.text((STRIP_LABELS + (step + 0.5) * (STRIP_HEIGHT + gap), 4), f"step {step}",
                   (0, 0, 0), font, anchor="mt")
+    shades = coloured(np.linspace(-1, 1, 200)[None, None], np.full((1, 1, 200, 3), 255), 1.0)
+    whole.paste(Image.fromarray(shades[0]).resize((120, 16)), (62, whole.height - 20))
+    for x, text in ((8, "lowers"), (190, "raises; full colour: the row's largest 0.5 %")):
+        draw.text((x, whole.height - 12), text, (0, 0, 0), ImageFont.load_default(size=15),
+                  anchor="lm")
     return whole

@@ -24,7 +24,13 @@ from matplotlib.figure import Figure
 from common.errors import UserError
 from common.palette import BLUE, DPI, VERMILION
 from common.results import Entry, File, ResultStore, Schema, Text
-from common.tables import markdown_escaped, markdown_table, read_table, write_table
+from common.tables import (
+    format_count,
+    markdown_escaped,
+    markdown_table,
+    read_table,
+    write_table,
+)
 from stats.forest_plot import legend_mark, name_rows
 from stats.significance import LEVEL, holm
 
@@ -347,6 +353,8 @@ def plot_findings(path: Path, table: pd.DataFrame, letter: str) -> None:
     figure.legend(handles=[legend_mark("claimed", **_style(True)),
                            legend_mark("not claimed (bars: 95 %)", **_style(False))],
                   loc="outside lower center", ncols=2, fontsize=9)
+    figure.suptitle(f"{primary['claimed'].sum()} of {format_count(len(primary), 'primary numbers')}"
+                    f" of {format_count(len(agents), 'agents')} are claimed", fontsize=10)
     figure.savefig(path, dpi=DPI)
 
 

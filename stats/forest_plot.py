@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from common.palette import BLUE, DPI, VERMILION
-from common.tables import format_count
+from common.tables import format_count, with_minus
 from stats.effects import Outcome, claims_summary
 from stats.report import Wording
 from stats.significance import LEVEL
@@ -65,7 +65,7 @@ def effect_style(claimed: bool, p_holm: float) -> dict[str, Any]:
 
 def name_rows(axes: Axes, labels: Sequence[str]) -> None:
     """Label the rows of a panel, from top to bottom."""
-    axes.set_yticks(np.arange(len(labels)), labels, fontsize=9)
+    axes.set_yticks(np.arange(len(labels)), [with_minus(label) for label in labels], fontsize=9)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.3)
     axes.tick_params(axis="x", labelsize=8)

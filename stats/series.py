@@ -12,6 +12,7 @@ A result folder contains::
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from scipy.stats import norm
 from common.errors import UserError
 from common.palette import COLOURS, DPI
 from common.results import Entry, File, ResultStore, Schema, Table, Text
-from common.tables import markdown_table, write_table
+from common.tables import markdown_table, with_minus, write_table
 from stats.association import rank_correlations
 from stats.claims import Finding
 from stats.report import format_interval
@@ -169,4 +170,11 @@ def _draw(path: Path, table: pd.DataFrame, axis: str, panels: Mapping[str, list[
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     for axes in all_axes[len(panels):]:
         axes.axis("off")
+    correlations = table[is_correlation(table)].dropna(subset=["value"])
+    if len(correlations):
+        top = correlations.loc[correlations["value"].abs().idxmax()]
+        figure.suptitle(textwrap.fill(
+            f"{top['measure']} has the strongest rank correlation with {axis}: " + with_minus(
+                format_interval(top["value"], top["low_95"], top["high_95"], "+.2f")),
+            int(11 * figure.get_figwidth())), fontsize=11)
     figure.savefig(path, dpi=DPI)

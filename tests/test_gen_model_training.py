@@ -147,6 +147,7 @@ def test_plot_is_drawn_from_the_log(undisturbed):
     with figures_drawn() as figures:
         assert plot_training_csv.main(["--datapath", str(undisturbed.parent)]) == 0
     log = pd.read_csv(undisturbed / "progress.csv")
+    assert f"{log['held_out_loss'].iloc[-1]:.3g} at last" in figures["plot.png"].get_suptitle()
     panels = {axes.get_title(): axes for axes in figures["plot.png"].axes}
     assert len(panels) == 12
     lines = panels["image loss of a window"].lines

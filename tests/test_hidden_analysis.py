@@ -342,6 +342,13 @@ def test_all_figures_are_drawn(precomputed, recording, tmp_path, coarse_figures)
                          for action in np.unique(actions)]
     for points, action in zip(panels.values(), np.unique(actions)):
         np.testing.assert_array_equal(points, precomputed.read("tsne")[actions == action, :2])
+    places = precomputed.read("tsne")[:, :2]
+    distances = np.linalg.norm(places[:, None] - places, axis=-1)
+    np.fill_diagonal(distances, np.inf)
+    alike = 100 * (actions[distances.argmin(axis=1)] == actions).mean()
+    chance = 100 * ((np.unique(actions, return_counts=True)[1] / len(actions)) ** 2).sum()
+    assert f"agree in {alike:.0f} % of cases (chance: {chance:.0f} %)" in figures[
+        "tsne_action.png"].get_suptitle()
     bars = figures["variance_explained.png"].axes[0].patches
     heights = np.array([bar.get_height() for bar in bars])
     np.testing.assert_allclose(heights / heights[0], variances / variances[0], rtol=1e-5)

@@ -443,6 +443,13 @@ def test_the_figures_of_correlation_show_the_matrices_in_one_order(compared,
             assert axes.get_title().split(" (")[0].split(", ")[0] == f"k = {lag}"
             np.testing.assert_array_equal(axes.images[0].get_array(),
                                           folder.read(average, group, lag)[order][:, order])
+        found = [np.abs(folder.read(*key)) for key in itertools.product(
+            averages[-1:], [group], lags)]  # the answer leaves out a component with itself
+        lag, source, target = max(
+            np.ndindex(len(found), *found[0].shape), key=lambda key: found[key[0]][key[1:]] * (
+                key[1] != key[2]))
+        title = figures_of_correlation[f"{name}.png"].get_suptitle().replace("\n", " ")
+        assert f": {source} and {target}, " in title and f" (k = {lags[lag]}" in title
         for labels in panels[0].get_yticklabels(), panels[-1].get_xticklabels():
             assert [label.get_text() for label in labels] == [str(i) for i in order]
         assert not panels[1].get_yticklabels()  # the first panel of the row names its rows, too

@@ -346,6 +346,10 @@ def test_figures_show_the_baselines_of_the_agent_with_their_intervals(result, tm
             axes.get_legend() for axes in figure.axes)) if legend]
         shown = [text.get_text() for legend in legends for text in legend.get_texts()]
         assert figures.LABELS[CONSTANT_POLICY] in shown and len(set(shown)) == len(shown)
+    last = table[(table["kind"] == "image") & (table["step"] == table["step"].max())]
+    for row in last[last["predictor"].isin((SIMULATOR, LAST_FRAME))].itertuples():  # the answer
+        answer = f"{figures.LABELS[row.predictor]} {row.mean:.0f} ({row.low_95:.0f} to "
+        assert answer in drawn["losses.png"].get_suptitle()
 
 
 def test_no_window_is_predicted_by_the_means_of_its_own_episode(dataset, simulator, recording):

@@ -97,6 +97,7 @@ def test_a_series_of_agents_fills_row_3(studies, agent, tmp_path, capsys):
         assert series.main([*given, "1", "5", "10", *output]) == 0
     [panel] = figures["series.png"].axes
     assert len(panel.get_legend().texts) == 3
+    assert "1.00" in figures["series.png"].get_suptitle()  # the strongest correlation
     assert "and gets the cheese, 3 agents: 1.00" in capsys.readouterr().out
     table_of = pd.read_csv(column / claims.SERIES / "series.csv").set_index(["measure", "number"])
     success = table_of.loc["gets the cheese"].query("agent != 'all agents'")

@@ -225,6 +225,12 @@ def test_saliency_types(page, run):
         gradients = coordinate_gradients(run.gradients[name][7, 0])
         np.testing.assert_allclose(table(page)[1], gradients, rtol=0.06)
         assert page.get_by_text(f"saliency read out at step {READ_AT}").is_visible()
+    strip = page.locator(".images canvas").last
+    box = strip.bounding_box()
+    across = 60 + (box["width"] - 60) * (np.array([READ_AT, READ_AT + 1]) + 0.5) / NUM_STEPS
+    before, after = colours(strip, np.stack([
+        across / box["width"], np.full(2, 96 / box["height"])], axis=1))
+    assert np.abs(before - after).max() > 60 and np.ptp(after) < 60  # hatched, no empty picture
     chosen.select_option(index=TYPES.index(LACKING[1]))
     for sample in (LACKING[0] - 1, LACKING[0]):
         pick(page, sample)

@@ -352,6 +352,8 @@ def test_plots_are_drawn_from_the_log(undisturbed, capsys):
     log = pd.read_csv(undisturbed / "log.csv")
     assert list(figures) == ["plot.png", "plot_for_fig.png"]
     everything, for_figure = figures["plot.png"].axes, figures["plot_for_fig.png"].axes
+    last = f"at last: {log['mean_episode_rewards'].iloc[-1]:.2f} on training levels"
+    assert all(last in figure.get_suptitle() for figure in figures.values())
     assert len(everything) == 8 and everything[0].get_title().startswith("return")
     assert [axes.get_title() for axes in everything].count("") == 0
     mean, low, high, unseen = everything[0].lines[:4]

@@ -232,7 +232,8 @@ class SignAgreementTable:
             panels, Names(names[:self._num_ics], [names[i] for i in columns],
                           f"source: IC at step {self._step - lag}", f"target at step {self._step}"),
             [*scales, ColourScale(Normalize(0, 1), SHARE, "share of samples; chance: 0.5")], 4,
-            f"Gradients and correlation at lag {lag}: {of}\n{note}")
+            f"{sum(result.claimed[lag][:, columns].sum() for result in rows.values())} influences "
+            f"claimed at lag {lag}: {of}\n{note}")
 
 
 def claims_summary(table: pd.DataFrame) -> str:

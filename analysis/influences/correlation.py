@@ -29,6 +29,7 @@ from analysis.heatmaps import (
     ColourScale,
     Heatmap,
     Names,
+    largest,
     plot_matrices,
     seriate,
     signed_scale,
@@ -160,11 +161,11 @@ class Correlations:
                 yield f"xcaus_{file_stem(group)}.png", self._plot_gradients(group)
             for component in range(len(self.cosines)):
                 yield f"xcaus_ic_{component:02d}.png", self._plot_extremes(component)
+        panels, names = [Heatmap(self.cosines, "")], Names(self._ics, self._ics, "IC", "IC")
         yield "cosine_similarity_of_ics.png", plot_matrices(
-            [Heatmap(self.cosines, "")], Names(self._ics, self._ics, "IC", "IC"),
-            [ColourScale(Normalize(-1, 1), SIGNED, "cosine")], 1,
-            f"Cosines of the angles between the directions\nof {len(self._ics)} "
-            "independent components\nin the space of hidden units", (self.order, self.tree))
+            panels, names, [ColourScale(Normalize(-1, 1), SIGNED, "cosine")], 1,
+            f"Directions of {len(self._ics)} independent components:\nlargest cosine of ICs "
+            f"{largest(panels, names)}", (self.order, self.tree))
 
     def _plot_products(self, group: Group) -> Figure:
         matrices, number = self.products[group], self._sizes[group]
@@ -174,11 +175,12 @@ class Correlations:
                      f"{', '.join(map(str, self.lags_left_out))}" if self.lags_left_out else "")
         scale = signed_scale(matrices,
                              "mean product (standard deviations of the recorded states, squared)")
+        names = Names(self._ics, self._ics, "IC at t", "IC at t + k")
         return plot_matrices(
-            panels, Names(self._ics, self._ics, "IC at t", "IC at t + k"), [scale],
-            min(_PANELS_IN_A_ROW, len(panels)),
-            f"Cross-correlation of {len(self._ics)} independent components in {self._of(group)}: "
-            f"mean products of coordinates k steps apart{too_short}\n{_ORDER_NOTE}",
+            panels, names, [scale], min(_PANELS_IN_A_ROW, len(panels)),
+            f"Largest of two components: {largest(panels, names)}\nCross-correlation of "
+            f"{len(self._ics)} independent components in {self._of(group)}: mean products of "
+            f"coordinates k steps apart{too_short}\n{_ORDER_NOTE}",
             (self.order, self.tree), tree=group == ALL_SAMPLES)
 
     def _plot_gradients(self, group: Group) -> Figure:
@@ -218,8 +220,11 @@ class Correlations:
                                                f"{average} gradient"))
         names = Names(self._ics, self._ics, "source: IC k steps earlier",
                       f"target: IC at step {self.step}")
-        return plot_matrices(panels, names, scales, len(panels) // len(parts) // len(AVERAGES),
-                             title, (self.order, self.tree), tree)
+        medians = [panel for panel in panels if panel.title.endswith("median")]
+        return plot_matrices(
+            panels, names, scales, len(panels) // len(parts) // len(AVERAGES),
+            f"Largest median gradient between two components: {largest(medians, names)}\n{title}",
+            (self.order, self.tree), tree)
 
     def _of(self, group: Group) -> str:
         size = self._sizes[group]

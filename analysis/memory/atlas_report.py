@@ -19,7 +19,7 @@ from analysis.memory.probe_atlas import (
     better_probes,
 )
 from common.palette import BLUE, DARK_GREY, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION
-from common.tables import markdown_table
+from common.tables import format_count, markdown_table
 from stats.forest_plot import forest_plot, legend_mark
 from stats.report import bold, format_interval, format_number, format_p
 
@@ -109,7 +109,11 @@ def plot_actions_ahead(atlas: pd.DataFrame, description: str) -> Figure:
         axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5,
                   fontsize=8)
-    figure.suptitle(f"The agent's own action, decoded in advance\n{description}", fontsize=11)
+    hidden = rows[(rows["what"] == "action") & (rows["representation"] == HIDDEN)]
+    answer = "; ".join(f"{row.score:.2f} at {row.steps:.0f}" for row in hidden[
+        hidden["steps"].isin((hidden["steps"].min(), hidden["steps"].max()))].itertuples())
+    figure.suptitle("The agent's own action, decoded in advance from its hidden state: "
+                    f"score {answer} steps ahead\n{description}", fontsize=11)
     return figure
 
 
@@ -121,13 +125,14 @@ def plot_beyond(beyond: pd.DataFrame, description: str) -> Figure:
     claimed, other = ({"color": VERMILION, "marker": "D"}, {"color": BLUE, "marker": "o"})
     styles = [claimed if row.claimed else other for row in beyond.itertuples()]
     axes.axvline(0, color="black", linewidth=0.8)
-    forest_plot(axes, beyond, [f"{row.label} ({METRICS[row.metric]})"
+    forest_plot(axes, beyond, [f"{row.label.replace('_', ' ')} ({METRICS[row.metric]})"
                                for row in beyond.itertuples()], styles, "difference")
     names = "; ".join(REPRESENTATIONS[name][0] for name in BASELINES)
     axes.set_xlabel("score of the hidden state minus score of the best baseline\n"
                     + textwrap.fill(f"({names})", 80), fontsize=8)
     axes.tick_params(axis="y", labelsize=7)
-    axes.set_title(f"Labels decodable beyond the current frame\n{description}", fontsize=10)
+    axes.set_title(f"{beyond['claimed'].sum()} of {format_count(len(beyond), 'labels')} are "
+                   f"decoded beyond the current frame\n{description}", fontsize=10)
     figure.legend(handles=[legend_mark("above 0 after Holm's correction", **claimed),
                            legend_mark("not above 0 after the correction", **other)],
                   loc="outside lower center", ncols=2, fontsize=8)

@@ -286,6 +286,10 @@ def plot_curves(curves: pd.DataFrame, description: str) -> Figure:
         axes.set(title="for comparison: attribution", xlabel="steps back", ylim=(0, None),
                  ylabel="|attribution| to the earlier frame")
         axes.grid(alpha=0.3)
-    figure.suptitle("Policy and value after lesions of the memory, on recorded frames:\n"
-                    + description, fontsize=11)
+    policy = lesions[lesions["output"] == POLICY]
+    most = policy.loc[policy["value"].idxmax()]
+    last = policy[policy["condition"] == most["condition"]].sort_values("step").iloc[-1]
+    figure.suptitle(f'"{most["label"]}" changes the policy most: KL {most["value"]:.2g} nats at '
+                    f'step {most["step"]}, {last["value"]:.2g} at step {last["step"]}\n'
+                    f"recorded frames; {description}", fontsize=11)
     return figure

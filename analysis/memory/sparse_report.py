@@ -134,6 +134,8 @@ def plot_dictionaries(path: Path, table: pd.DataFrame) -> None:
               ("success_change", "success_low", "success_high", "change of the success rate"))
     figure = Figure(figsize=(13, 1.4 + 0.3 * len(table)), layout="constrained")
     places = np.arange(len(table))
+    names = table["dictionary"].str.replace(r"^sae_(\d+)$", r"sparse autoencoder, \1 features",
+                                            regex=True)
     colours = [ORANGE if name.startswith("sae") else BLUE for name in table["dictionary"]]
     for axes, (value, low, high, label) in zip(figure.subplots(1, 3, sharey=True), panels):
         axes.barh(places, table[value], color=colours, height=0.7)
@@ -141,5 +143,8 @@ def plot_dictionaries(path: Path, table: pd.DataFrame) -> None:
         axes.set_xlabel(label)
         if value == "kl":
             axes.plot(table["kl_random"], places, "|", color=DARK_GREY, markersize=10)
-        name_rows(axes, table["dictionary"].tolist())
+        name_rows(axes, names.tolist())
+    best = table.assign(dictionary=names).loc[table["kl"].idxmin()]
+    figure.suptitle(f"The agent acts most as before with {best['dictionary']}: KL {best['kl']:.2g} "
+                    f"nats, {100 * best['variance_explained']:.0f} % of the variance", fontsize=11)
     figure.savefig(path, dpi=DPI)

@@ -15,6 +15,7 @@ earlier runs.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
@@ -165,6 +166,8 @@ def run_checks(store: ResultStore, context: CheckContext, names: Collection[str]
             store.write(f"{name}_table", value=tables[name])
             figure = check.plot(tables[name], {
                 subject.name: arrays for subject, arrays in stored.items()})
+            figure.suptitle(textwrap.fill(check.verdict(tables[name]),
+                                          int(11 * figure.get_figwidth())), fontsize=10)
             with store.file(f"{name}_figure") as path:
                 figure.savefig(path, dpi=DPI)
     return tables

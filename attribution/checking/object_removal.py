@@ -117,9 +117,10 @@ class ObjectRemoval(Check):
         stake = table[table["kind"].isin(OBJECTS_AT_STAKE)]
         known = stake.dropna(subset=["agreement"])
         missing = sorted({*OBJECTS_AT_STAKE} - {*known["kind"]})
-        return summarise(known["above_chance"].astype(bool), known,
-                         "The sign is right more often than by chance", "kind") + (
-            f" Too few frames show: {', '.join(missing)}." if missing else "")
+        return summarise(known["above_chance"].astype(bool), known.assign(
+            kind=known["kind"].map(kind_label)),
+            "The sign is right more often than by chance", "kind") + (
+            f" Too few frames show: {', '.join(map(kind_label, missing))}." if missing else "")
 
 
 def changes_without(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[GameObject],

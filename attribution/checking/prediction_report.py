@@ -267,6 +267,12 @@ def plot(scores: pd.DataFrame, outputs: Sequence[str]) -> Figure:
         axes.set_xlabel("lag (steps after the frame)")
         axes.grid(axis="y", alpha=0.3)
     row[0].set_ylabel("share of correct signs (total effect)")
+    first = scores[(scores["lag"] == scores["lag"].min()) & scores["predictor"].isin(HEADLINE)]
+    best = _chosen(first, (TOTAL, ALL), outputs[0], ALL).sort_values("sign").iloc[-1]
+    sign = format_interval(best["sign"], best["sign_low_95"], best["sign_high_95"], ".2f")
+    figure.suptitle(f"{best['predictor'].replace(' x ', ' × ')} predicts most signs of changes of "
+                    f"the {_label(outputs[0], False)} at lag {best['lag']}:\n{sign}; chance: 0.5",
+                    fontsize=11)
     figure.legend(*row[0].get_legend_handles_labels(), loc="outside lower center", ncols=2,
                   fontsize=9, frameon=False)
     return figure

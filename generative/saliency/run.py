@@ -267,11 +267,13 @@ def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Se
                 if name not in missing[number]:
                     continue
                 sample, maps = samples[row], saliency.maps(gradients, row)
+                full = full_colour(maps)
                 arrays = saliency.arrays(gradients, row, sample, coloured(
-                    maps, sample.frames, full_colour(maps)))
+                    maps, sample.frames, full))
                 folder.add(number, name, arrays)
                 if with_videos:
-                    images = {f"{title_of(name)}: blue raises, red lowers": arrays.processed}
+                    title = f"{title_of(name)} ±{full:.2g}: blue raises, red lowers"
+                    images = {title: arrays.processed}
                     if arrays.processed_states is not None:
                         images |= zip(STATE_MAPS, arrays.processed_states)
                     frames = film(number, sample.frames, sample.actions, images,
@@ -382,7 +384,8 @@ def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, number
             maps = saliency.maps(with_grads, row), saliency.maps(without_grads, row)
             full = full_colour(*maps)
             images = {title: coloured(values, sample.frames, full) for title, values in (
-                (value.name, maps[0]), ("without environment gradients", maps[1]),
+                (f"{value.name} ±{full:.2g}: blue raises", maps[0]),
+                ("without environment gradients", maps[1]),
                 ("difference", maps[0] - maps[1]))}
             for name, gradients, processed in zip(
                     (value.name, value.name + WITHOUT_ENV_GRADS), (with_grads, without_grads),

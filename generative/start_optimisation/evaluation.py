@@ -468,6 +468,12 @@ def plot(path: Path, starts: pd.DataFrame) -> None:
         panels[1].axvline(0.5, color=DARK_GREY, linewidth=0.8)
         panels[1].axvspan(SHOWN, 1, color=GREEN, alpha=0.15, linewidth=0)
         panels[1].set_xlim(-0.02, 1.02)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4,
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4,
                   fontsize=9)
+    answer = [f"{(first['score'] > first['recorded_score']).sum()} of {len(first)} optimised "
+              "starts score above the best recorded start"]
+    if real:
+        answer.append(f"in the real game, {(first['real_percentile'] >= SHOWN).sum()} of "
+                      f"{first['real_percentile'].notna().sum()} show their target")
+    figure.suptitle("; ".join(answer), fontsize=11)
     figure.savefig(path, dpi=DPI)

@@ -25,6 +25,7 @@ from common.files import atomic_path
 from common.palette import DPI, ORANGE, PURPLE, SKY_BLUE, VERMILION, YELLOW
 from common.progress import with_progress
 from common.results import ResultStore
+from common.tables import with_minus
 from common.video import write_video
 from envs.maze.grid import CHEESE, FREE, Grid, Square
 from envs.maze.state import MazeState, draw
@@ -195,7 +196,7 @@ def _finish(axes: Axes, grid: Grid, style: Style, title: str) -> None:
     begin = (grid.world_dim - _shown_side(grid, style)) / 2
     limits = begin, grid.world_dim - begin
     axes.set(xlim=limits, ylim=limits, xticks=[], yticks=[])
-    axes.set_title(title, fontsize=9)
+    axes.set_title(with_minus(title.replace("_", " ")), fontsize=9)
 
 
 def draw_condition(store: ResultStore, condition: str, fields: Mapping[str, Fields],
@@ -215,10 +216,14 @@ def draw_condition(store: ResultStore, condition: str, fields: Mapping[str, Fiel
             panels = [panel] if condition == UNPATCHED else compared(
                 Panel(UNPATCHED, grid, unpatched[name][0], view), panel)
             plot_fields(store.file_of("field_figure", condition, name), panels, style,
-                        f"level {name}")
+                        f"level {name}: arrows show where the agent moves")
         if not store.has("maps_figure", condition, name):
-            plot_maps(store.file_of("maps_figure", condition, name), grid, maps_of(sides), style,
-                      f"level {name}, {condition}")
+            maps = maps_of(sides)
+            values = maps["value"]
+            best = Square(*map(int, np.unravel_index(np.nanargmax(values), values.shape)))
+            shown = with_minus(condition.replace("_", " "))
+            plot_maps(store.file_of("maps_figure", condition, name), grid, maps, style,
+                      f"level {name}, {shown}: the value is highest at {best}")
 
 
 def maps_of(sides: Fields) -> dict[str, np.ndarray]:

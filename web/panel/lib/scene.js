@@ -80,15 +80,20 @@ export function drawRecorded(ctx, box, strips, panel, step) {
 export function drawSaliency(ctx, box, strips, panel, sample, step) {
   if (strips.saliency) {
     drawPicture(ctx, box, strips.saliency, step, panel.manifest.frame)
-    const { steps, counterfactual } = panel.type
-    if (!steps.length || step <= Math.max(...steps)) return // otherwise, the image is empty
+    const { until, ended } = saliencyEnd(panel)
+    if (step < until) return // otherwise, the image is empty
     ctx.fillStyle = panel.colours.surface
     ctx.fillRect(box.x, box.y + box.h - 24, box.w, 24)
-    drawMessage(ctx, { ...box, y: box.y + box.h - 24, h: 24 }, counterfactual
-      ? `not computed after step ${Math.max(...steps)}` : 'after the read-out: no effect', panel.colours)
+    drawMessage(ctx, { ...box, y: box.y + box.h - 24, h: 24 }, ended, panel.colours)
   } else {
     drawMessage(ctx, box, withoutSaliency(panel, sample, strips) || strips.problem || 'loading…', panel.colours)
   }
+}
+
+/** Return the number of steps with saliency, and why the later ones have none. */
+export function saliencyEnd({ type: { steps, counterfactual } }) {
+  const last = steps.length ? Math.max(...steps) : Infinity
+  return { until: last + 1, ended: counterfactual ? `not computed after step ${last}` : 'after the read-out: no effect' }
 }
 
 /** Return the reason why a sample has no saliency to show; empty if it has saliency. */

@@ -218,8 +218,8 @@ export const timelineHeight = (width, columns, strips) =>
   Math.round(strips * (thumbnailSize(width, columns) + 3) + BELOW_THUMBNAILS)
 
 /** Draw all steps of a sample: strips of images, the curve of the value, and bars of rewards and
- * terminal probabilities. strips: [{title, images, ended}], with null for images that are missing,
- * and `ended`, text from the step on at which the images end; mostReward: reward of a full bar. */
+ * terminal probabilities. strips: [{title, images, ended, until}], with null for images that are
+ * missing, and `ended`, text from the step on at which the images end, or from `until` on; mostReward: reward of a full bar. */
 export function drawTimeline(ctx, box, data, colours) {
   const { strips, frame, length, columns, current, readAt, values, rewards, terminals, mostReward } = data
   const { y, h } = box
@@ -227,7 +227,7 @@ export function drawTimeline(ctx, box, data, colours) {
   const w = box.w - NAMES
   const width = w / columns
   const size = thumbnailSize(box.w, columns)
-  strips.forEach(({ title, images, ended }, row) => {
+  strips.forEach(({ title, images, ended, until = Infinity }, row) => {
     const high = y + 3 + row * (size + 3)
     ctx.fillStyle = colours.muted
     ctx.font = `11px ${FONT}`
@@ -235,7 +235,7 @@ export function drawTimeline(ctx, box, data, colours) {
     ctx.textBaseline = 'middle'
     ctx.fillText(title, box.x, high + size / 2, NAMES - 4)
     if (!images) return
-    const there = Math.min(length, Math.floor(images.width / frame[1]))
+    const there = Math.min(length, until, Math.floor(images.width / frame[1]))
     for (let t = 0; t < there; t++) {
       drawPicture(ctx, { x: x + t * width + (width - size) / 2, y: high, w: size, h: size }, images, t, frame)
     }
