@@ -387,7 +387,7 @@ def test_a_channel_is_coloured_by_its_cells(page, policies, fork):
 def test_arrows_point_where_the_agent_goes(page, policies):
     """The head of an arrow is wider than its tail."""
     seen = set()
-    for state in find_levels("easy", range(1, 100), 4, Filters(kind="fork")):
+    for state in find_levels("easy", range(1, 100), 6, Filters(kind="fork")):
         field = vector_field(policies[SHIPPED], FLOAT32, state)
         go(page, fragment(state, SHIPPED))
         grid = state.grid
