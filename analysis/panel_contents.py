@@ -42,7 +42,7 @@ from common.game_constants import ACTION_LABELS
 from common.results import ResultStore, Table
 from common.step_results import StepResults
 from common.video import frames_of
-from envs.coin import GAME as DECIDED  # of the study of decisions
+from envs.coin import GAME
 from envs.objects import action_labels
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import (
@@ -210,7 +210,7 @@ def read_failures(store: ResultStore, agent: str | None) -> tuple[Failure, ...]:
 
 
 def _label(action: float) -> str:
-    return "" if np.isnan(action) else action_labels(DECIDED)[int(action)]
+    return "" if np.isnan(action) else action_labels(GAME)[int(action)]  # decisions are of CoinRun
 
 
 def _source(folder: SampleFolder, num_samples: int | None) -> _Source:

@@ -48,7 +48,8 @@ def plot_loss_over_time(options: PlotLossOptions) -> pd.DataFrame:
     path = options.output or data.with_suffix(".png")
     check_output(path, lambda found: _SOFTWARE.encode() in found.read_bytes(), options.overwrite)
     losses = read_losses(data)
-    first, last = losses.iloc[0], losses[losses["kind"] == losses["kind"].iloc[0]].iloc[-1]
+    rows = losses[losses["kind"] == losses["kind"].iloc[0]]
+    first, last = rows.iloc[0], rows.iloc[-1]
     title = (f"{first['kind']}: {first['mean']:.3g} at step {first['step']}, {last['mean']:.3g} "
              f"at step {last['step']}")
     draw_losses(losses, title).savefig(path, dpi=DPI, metadata={"Software": _SOFTWARE})

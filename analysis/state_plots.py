@@ -454,9 +454,10 @@ def _rgba(colouring: Quantity | Category) -> np.ndarray:
     """Return the colour of each state as RGBA (N, 4)."""
     if isinstance(colouring, Quantity):
         return colormaps[COLOUR_MAP](_norm(colouring.values)(colouring.values))
-    return matplotlib.colors.to_rgba_array([
-        NO_CATEGORY_COLOUR if value < 0 else colouring.colours.get(int(value), REST_COLOUR)
-        for value in colouring.values])
+    table = matplotlib.colors.to_rgba_array(
+        [*(colouring.colours.get(value, REST_COLOUR) for value in range(len(colouring.names))),
+         NO_CATEGORY_COLOUR])
+    return table[colouring.values]  # -1 is the last one
 
 
 def _norm(values: np.ndarray) -> Normalize:

@@ -84,8 +84,7 @@ class AttributedAgent:
         self.checksum = agent_sha256(agent_file)
         self.remembers = policy.recurrent
         self.recording = Recording(data_dir, policy, agent_file)
-        self.action_labels = action_labels(
-            (self.recording.description.get("env") or {}).get("env_name") or "")
+        self.action_labels = action_labels(self.recording.folder.game)
         self._store = AttributionStore(attributions)
         self._store.check_source(agent_digests(agent_file), self.recording.sha256)
         self.tolerance = self._store.tolerance()

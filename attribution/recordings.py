@@ -95,7 +95,7 @@ class Recording:
     @property
     def game(self) -> str | None:
         """Name of the game; None if the recording does not give it."""
-        return (self.description.get("env") or {}).get("env_name")
+        return self.folder.game or None
 
     def steps(self, episode: int) -> pd.DataFrame:
         """Return the table rows of an episode, including the terminal row."""

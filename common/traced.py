@@ -319,7 +319,7 @@ class _Writer:
 
     def _linalg_vector_norm(self, node, arguments, options, result) -> int:
         if len(arguments) > 1 and arguments[1] != 2:
-            raise NotImplementedError("another norm than the Euclidean one")
+            raise NotImplementedError("a norm that is not the Euclidean one")
         tensor, dims = arguments[0], arguments[2] if len(arguments) > 2 else None
         last, _ = self._at_end(node.args[0], [dim % tensor.ndim for dim in (
             range(tensor.ndim) if dims is None else dims)])

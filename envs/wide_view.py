@@ -24,7 +24,8 @@ from envs.level_state import LevelState
 from envs.objects import invisible, objects_of, with_player_moved
 from envs.procgen_env import EnvConfig, StateView
 
-_NINJA_CHARGE = 6  # word of ninja's tail: strength of the jump that the player is charging
+# Words of tails that are drawn over the view: in ninja, how far a jump is charged.
+_OVERLAYS = {"ninja": (6,)}
 LARGEST_MISMATCH = 0.005  # share of pixels in which shifted views may differ
 
 
@@ -92,11 +93,9 @@ class WorldView:
         over the view."""
         for kind in self._moving:
             state = invisible(state, kind)
-        if state.game == "ninja":
-            tail = np.frombuffer(state.tail, "<f4").copy()
-            tail[_NINJA_CHARGE] = 0  # drawn as a bar at the edge of the view
-            state = dataclasses.replace(state, tail=tail.tobytes())
-        return state
+        tail = np.frombuffer(state.tail, "<i4").copy()
+        tail[list(_OVERLAYS.get(state.game, ()))] = 0
+        return dataclasses.replace(state, tail=tail.tobytes())
 
     def _shifted(self, state: LevelState, right: float, down: float) -> np.ndarray:
         """Render the view that is shifted by multiples of its size, without the player."""

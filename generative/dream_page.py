@@ -106,7 +106,7 @@ def build_page(options: DreamPageOptions) -> Path:
         dataset.check_agent(options.agent_file, simulator.agent.policy)
         starts = recorded_page_starts(simulator, dataset, options.num_recorded,
                                       options.num_steps, options.seed)
-        game = dataset.folder.description().get("env", {}).get("env_name", game)
+        game = dataset.folder.game or game
         hidden = np.concatenate([dataset.folder.array_files(start.truth.episode).hidden_states.rows(
             1, start.truth.frame + 1) for start in starts if start.truth])
     if options.optimised_dir is not None:

@@ -203,7 +203,8 @@ def _recorded(simulator: Simulator, dataset: RolloutDataset, places: Sequence[Re
         frames.append(files.frames.rows(place.frame - num + 1, place.frame + 1))  # (I, C, H, W)
         hidden.append(files.hidden_states.rows(place.frame, place.frame + 1)[0])
         actions.append(int(dataset.folder.steps(place.episode)["action"].iloc[place.frame - 1]))
-    images = torch.from_numpy(np.stack(frames, axis=1)).float() / 255  # (I, B, C, H, W)
+    stacked = np.stack(frames, axis=1)  # (I, B, C, H, W)
+    images = torch.from_numpy(stacked).float() / 255
     seeds = world_seeds([(seed, first + i) for i in range(len(places))])
     start = recorded_starts(simulator, simulator.encode(images), images[-1],
                             torch.from_numpy(np.stack(hidden)), torch.tensor(actions), seeds)
@@ -218,9 +219,9 @@ def _recorded(simulator: Simulator, dataset: RolloutDataset, places: Sequence[Re
             displacements = initial_displacements(simulator, images, world).numpy()
     return [PageStart(row, int(seeds[i]), _kept(simulator, row.world, None if known is None
                                                 else known[i].numpy()),
-                      _truth(dataset, place, num_steps), **({} if displacements is None else {
-                          "frames": np.stack(frames, axis=1)[:, i],
-                          "displacements": displacements[:, i]}))
+                      _truth(dataset, place, num_steps),
+                      frames=None if displacements is None else stacked[:, i],
+                      displacements=None if displacements is None else displacements[:, i])
             for i, (row, place) in enumerate(zip(_rows(start), places))]
 
 

@@ -83,7 +83,7 @@ def test_keys_without_effect_do_the_same_as_no_move(game):
                 after.append({name: np.asarray(value).tolist() for name, value in
                               LevelState.parse(slots.state(0)).fields().items()
                               if name not in ("step.action", "drawing.special_action")})
-            assert all(each == after[0] for each in after)
+            assert after == [after[0]] * len(after)
     assert action_labels(game)[9:] == tuple(map(no_effect, range(9, 15)))
     assert action_labels("")[9] == "action 9"
 

@@ -346,7 +346,7 @@ def test_the_agent_and_the_person_act(page, starts):
     page.keyboard.press(" ")
     page.wait_for_function("() => !dream.working && !dream.playing")
     assert page.evaluate("dream.dream.steps.slice(3).some(({ own }) => own)") is False
-    # Another start does not build the page anew, which took the focus, and memory for good.
+    # The controls of the page stay when another start is opened: rebuilding them lost the focus.
     page.get_by_role("button", name="up, ").focus()
     page.keyboard.press("]")
     page.wait_for_function("() => dream.view.start === 7 && !dream.working")
@@ -489,7 +489,7 @@ def test_a_maze_is_dreamed_too(browser, tmp_path):
         for axis in page.evaluate("dream.manifest.axes"):
             assert abs(hidden @ axis["vector"] - axis["mean"]) < 6 * axis["sd"]
         assert not page.get_by_role("button", name="Another world").count()
-        assert not page.get_by_text("P(death)").count()  # there is none in mazes
+        assert not page.get_by_text("P(death)").count()  # mazes have no deaths
         assert page.get_by_text("keys without effect").count() == 1
     assert_same(found, expected(simulator, start.start, ACTIONS[:6]))
 

@@ -121,7 +121,7 @@ def test_manifest_names_what_there_is(exported):
         for name, title, number in zip(TYPES, TITLES, (TOTAL, NUM_SAMPLES - 1, 9, 9))]
     assert manifest["maps"] == ["pixels", "canvas and scene", "memory"]
     assert manifest["recorded"] == {"shown": NUM_RECORDED, "of": NUM_RECORDED}
-    assert [each["name"] for each in manifest["actions"]] == list(action_labels(""))
+    assert [action["name"] for action in manifest["actions"]] == list(action_labels(""))
     assert manifest["actions"][2] == {"name": "upleft", "direction": [-1, 1]}
     assert manifest["frame"] == [64, 64] and manifest["num_ics"] == 3
 

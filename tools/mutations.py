@@ -79,14 +79,14 @@ def copy_tree(target: Path) -> Path:
 
 
 def is_found(mutation: Mutation) -> tuple[bool, str]:
-    """Run a mutation's tests, except slow ones, with the mutation; return whether a test fails, and
-    the end of the output."""
+    """Run a mutation's tests with the mutation; return whether a test fails, and the end of the
+    output."""
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_tree(Path(folder))
         mutation.apply(copy)
         run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m",
-             "not slow", *mutation.tests],
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
+             *mutation.tests],
             cwd=copy, capture_output=True, text=True,
             env={**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"})
     return run.returncode == _TESTS_FAILED, run.stdout[-2000:] + run.stderr[-1000:]

@@ -160,7 +160,7 @@ export class Page {
       this.paints = paints
       this.erasing = false
       const begun = await this.#begin(world)
-      // All at once: a page without a step would be built anew, and lose the focus.
+      // In one update: without a dream, Svelte would remove the controls and the focus with them.
       this.view = { ...this.view, ...view, step: 0 }
       if (this.view.mode === 'recorded' && !this.start.actions) this.view.mode = 'sampled';
       [this.dream, this.plain] = begun
