@@ -14,6 +14,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := demo_output
 
+# Without Python's cached bytecode, every process would compile the project again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-slow test-short test-mutations lint benchmark web clean
 
 $(VENV)/installed: requirements.txt setup.py

@@ -434,13 +434,11 @@ def noisy_recording(shared) -> RolloutFolder:
     return RolloutFolder(shared("noisy_recording", make))
 
 
-@pytest.fixture(scope="module")
-def all_steps():
+@pytest.fixture
+def all_steps(monkeypatch):
     """Generate worlds in as many steps as by default."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, steps in DEFAULT_STEPS.items():
-            patch.setattr(prior, name, steps)
-        yield
+    for name, steps in DEFAULT_STEPS.items():
+        monkeypatch.setattr(prior, name, steps)
 
 
 @pytest.fixture(scope="module")
