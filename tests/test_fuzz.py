@@ -263,15 +263,6 @@ def test_pipes_and_devices_are_not_read(name, tmp_path):
         path.unlink()
 
 
-def test_files_of_the_kernel_do_not_block(tmp_path, monkeypatch):
-    opened = []
-    monkeypatch.setattr(files.os, "open", lambda path, flags: opened.append(flags) or os.dup(0))
-    for read in (files.read_bytes, read_array):
-        with contextlib.suppress(UserError, OSError):
-            read(tmp_path)
-    assert len(opened) == 2 and all(flags & os.O_NONBLOCK for flags in opened)
-
-
 NOTE = {"settings": {"divided": {"num_samples": 2, "batch_size": 1}}, "informative": [],
         "finished": True}
 
@@ -280,7 +271,7 @@ NOTE = {"settings": {"divided": {"num_samples": 2, "batch_size": 1}}, "informati
     ("999999_of_999999", NOTE), ("1_of_1", {**NOTE, "settings": {"divided": {
         "num_samples": 10**12, "batch_size": 1}}}),
     *(("1_of_1", {**NOTE, "settings": {"divided": divided}}) for divided in (
-        5, [], {}, {"num_samples": "2"}, {"num_samples": -1}, {"num_samples": None})),
+        {}, {"num_samples": "2"}, {"num_samples": -1}, {"num_samples": None})),
     *(("1_of_1", {**NOTE, key: value}) for key in NOTE for value in (5, None, "x", [[3]])),
     ("1_of_1", [])], ids=str)
 def test_notes_of_shards_are_checked_before_any_work(place, note, tmp_path):
