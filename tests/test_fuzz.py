@@ -38,7 +38,15 @@ from common import files
 from common.cli import Parser
 from common.config import read_yaml
 from common.errors import UserError
-from common.files import load_tensors, named_errors, read_array, read_arrays, read_json, save_json
+from common.files import (
+    load_tensors,
+    named_errors,
+    read_array,
+    read_arrays,
+    read_json,
+    save_json,
+    save_tensors,
+)
 from common.parameters import id_list
 from common.results import ResultStore, Table, Text
 from common.schemas import Array, Npz, save_arrays
@@ -330,7 +338,9 @@ LARGE = np.random.default_rng(0).random((1, 100, 100)).astype(np.float32)
 
 @pytest.mark.parametrize("write", [
     lambda path: Npz({"a": Array(np.float32, "A B C")}).write(path, {"a": LARGE}),
-    lambda path: save_arrays(path, {"a": LARGE}, compressed=True)], ids=["npz", "compressed"])
+    lambda path: save_arrays(path, {"a": LARGE}, compressed=True),
+    lambda path: save_tensors(path, {"a": torch.from_numpy(LARGE)})],
+    ids=["npz", "compressed", "tensors"])
 def test_archives_that_do_not_fit_on_the_disk_leave_no_traceback(write, tmp_path, monkeypatch):
     """A file object that is left open fails again when it is deleted, which Python prints."""
     unraisable = []

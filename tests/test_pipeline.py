@@ -39,6 +39,7 @@ from pipeline.presets import load_preset, read_hyperparams
 from pipeline.records import CacheKey, Experiment, Record
 from pipeline.report import PAGE_NAME, REPORT, TEMPLATES, render_document
 from pipeline.report_contents import Check, attribution_checks, card_checks
+from pipeline.runner import Pipeline
 from pipeline.stage import HYPERPARAMS, PathResolver
 from pipeline.stage_files import all_stages, page_of
 from pipeline.summaries import count
@@ -111,8 +112,17 @@ def finished(tmp_path_factory, notes):
 
 @pytest.fixture
 def output(finished, tmp_path):
-    """A copy of ``finished``."""
-    return shutil.copytree(finished, tmp_path / "output")
+    """A copy of ``finished``, in which large files are hard links; stages replace such files, and
+    tests use ``overwrite``."""
+    def copy(source, target):
+        is_large = Path(source).suffix in (".npy", ".pt", ".pth", ".mp4")
+        return (os.link if is_large else shutil.copy2)(source, target)
+    return shutil.copytree(finished, tmp_path / "output", copy_function=copy)
+
+
+def overwrite(path, content):
+    path.unlink()
+    path.write_bytes(content)
 
 
 @pytest.fixture
@@ -222,7 +232,7 @@ def test_a_changed_byte_invalidates_what_reads_it(run, output):
     changed = "rollouts/data/episode_00003/ob.npy"
     content = bytearray((output / changed).read_bytes())
     content[-100] ^= 1
-    (output / changed).write_bytes(content)
+    overwrite(output / changed, content)
     found = planned(run(output, "--dry_run"))
     assert found["record"] == f"its output {changed} was changed"
     assert {name for name, why in found.items() if "the output of record," in why} == {
@@ -288,11 +298,10 @@ def test_every_stage_that_can_read_the_kinds_of_object_declares_them(preset):
 
 def test_a_stage_gets_the_parameters_that_its_record_tells(run, output, change_parameters):
     """The YAML file has other values at the time when the stage could read it."""
-    change_parameters(analysis={"env_h": {"n_clusters": 2}})
-    assert made(run(output, "--only", "env_states")) == {
-        "env_states": "the parameter analysis.env_h.n_clusters was 3 and is 2"}
-    (means,) = output.glob("analysis/env_analysis_precomp/cluster_means_*.npy")
-    assert len(np.load(means)) == 2
+    change_parameters(analysis={"saliency": {"num_sim_steps": 3}})
+    assert made(run(output, "--only", "simulate_at_random")) == {
+        "simulate_at_random": "the parameter analysis.saliency.num_sim_steps was 4 and is 3"}
+    assert len(np.load(output / "samples" / "rand_init" / "sample_00000" / "ims.npy")) == 3
 
 
 def test_changed_code_invalidates_what_runs_it(run, finished, project):
@@ -342,13 +351,6 @@ def test_accepted_stages_are_valid_or_go_on_and_lack_nothing(run, refused, outpu
     assert planned(run(output, "--dry_run")) == {"loss_over_time": "an earlier run was stopped"}
 
 
-def test_a_removed_output_is_made_again_and_what_reads_it_stays_valid(run, output, finished):
-    removed = "samples/informed_init/sample_00002/grad_hx_value.npy"
-    (output / removed).unlink()
-    assert made(run(output)) == {"saliency": f"its output {removed} is missing"}
-    assert digests(output, finished) == digests(finished)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "pattern", "number", "asked"), [
     ("train_agent", "agent/**/model_256.pth", 1, signal.SIGKILL),
@@ -369,28 +371,28 @@ def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finish
     assert digests(output, finished) == digests(finished)
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_file_that_no_stage_wrote_is_not_deleted(refused, output, is_killed):
+def test_a_file_that_no_stage_wrote_is_not_deleted(refused, output):
     """Unrecorded files of a killed stage are recognised by their names, and by modification times
     during its run."""
     experiment, folder = Experiment(output), output / "analysis" / "attribution" / "table"
-    record = experiment.record("attribution_table")
-    if is_killed:
-        record = dataclasses.replace(record, status="running", outputs={})
-        experiment.save("attribution_table", record)
     files = folder / ".hidden", folder / "findings.png", folder / "notes.csv"
-    for file in files:
-        file.write_text("my thoughts")
     during = experiment.last_at_work("attribution_table")
-    for file in (*files[::2], *folder.glob("[ft]*.[cm]*"), folder / "settings.json"):
-        os.utime(file, (during, during))
-    os.utime(files[1], (0, 0))  # a copy of an old file
-    for file in files:
-        sentence = refused(output, "--only", "evaluate", "attribution_table", "--force")
-        assert f"{file} was not written by the pipeline" in sentence
-        assert experiment.record("attribution_table") == record
-        assert "--force" not in experiment.record("evaluate").why  # refused before any stage runs
-        file.unlink()
+    done = experiment.record("attribution_table")
+    pipeline = Pipeline(experiment, STAGES, PathResolver(output, load_preset("tiny").given_files),
+                        {"evaluate", "attribution_table"}, {}, force=True)
+    for record in (done, dataclasses.replace(done, status="running", outputs={})):
+        experiment.save("attribution_table", record)
+        for file in files:
+            file.write_text("my thoughts")
+        for file in (*files[::2], *folder.glob("[ft]*.[cm]*"), folder / "settings.json"):
+            os.utime(file, (during, during))
+        os.utime(files[1], (0, 0))  # a copy of an old file
+        for file in files:
+            with pytest.raises(UserError, match=re.escape(f"{file} was not written by the pipe")):
+                list(pipeline.run())
+            assert experiment.record("attribution_table") == record
+            assert "--force" not in experiment.record("evaluate").why  # no stage has run
+            file.unlink()
     (folder / "link").symlink_to(output / "evaluation.json")
     assert "link was not written" in refused(output, "--only", "attribution_table", "--force")
 
@@ -476,9 +478,10 @@ def test_files_that_a_running_stage_writes_are_excluded(tmp_path, monkeypatch):
 
 
 def test_a_failure_lets_the_stages_that_run_at_the_same_time_end(run, output, finished, capsys):
+    """Later, the failed stage and a stage that lacks an output run, and their readers do not."""
     (checkpoint,) = output.glob("simulator/**/*.pt")
     good = checkpoint.read_bytes()
-    checkpoint.write_bytes(b"damaged")
+    overwrite(checkpoint, b"damaged")
     (output / "evaluation.json").unlink()
     two = "--only", "evaluate", "simulate_at_random", "--parallel", "2"
     assert run_pipeline.main(arguments(output, *two)) == 2
@@ -487,9 +490,12 @@ def test_a_failure_lets_the_stages_that_run_at_the_same_time_end(run, output, fi
     assert text.index("simulate_at_random: runs") < text.index("evaluate: wrote")
     assert "simulate_at_random: error: " in text  # every line begins with its stage
     assert [Experiment(output).record(name).status for name in two[1:3]] == ["done", "failed"]
-    checkpoint.write_bytes(good)
-    assert "simulate_at_random: runs, because the input {simulator} has changed" in run(
-        output, "--parallel", "2")
+    overwrite(checkpoint, good)
+    (removed,) = output.glob("analysis/attribution/edits/without_*.pth")
+    removed.unlink()
+    assert made(run(output, "--parallel", "2")) == {
+        "simulate_at_random": "the input {simulator} has changed",
+        "attribution_edit": f"its output {removed.relative_to(output)} is missing"}
     assert digests(output, finished) == digests(finished)
 
 
