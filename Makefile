@@ -54,7 +54,6 @@ lint: $(VENV)/installed
 benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.agent
 	$(BIN)/python -m benchmarks.simulator
-	$(BIN)/python -m benchmarks.counterfactual
 	$(BIN)/python -m benchmarks.mazes
 	$(BIN)/python -m benchmarks.ranks
 
