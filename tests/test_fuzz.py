@@ -30,7 +30,7 @@ from agents.world_files import read_world
 from analysis.influences.comparison import COMPARISON_FILES
 from analysis.jacobians import JACOBIAN_FILES
 from attribution.checking.agent_checks import SUMMARY
-from attribution.checking.object_scores import OBJECT_FILES, read_names
+from attribution.checking.object_scores import OBJECT_FILES
 from attribution.page import read_labels
 from attribution.published import read_joblib
 from attribution.results import ATTRIBUTIONS, finished_layers, read_features
@@ -48,7 +48,7 @@ from common.files import (
     save_tensors,
 )
 from common.parameters import id_list
-from common.results import ResultStore, Table, Text
+from common.results import Table, Text
 from common.schemas import Array, Npz, save_arrays
 from common.tables import read_table, write_table
 from common.video import write_poster
@@ -407,7 +407,7 @@ RECORDS = {
     "evaluation": (EVALUATION, lambda path: read_evaluation(path, {"env": {"num_levels": int}})),
     "names": ({"features_sha256": "0", "features": [{"name": "coin", "kind": None, "score": 0.5}],
                **NUMBERS},
-              lambda path: read_names(ResultStore(path.parents[1], OBJECT_FILES), "a")),
+              lambda path: OBJECT_FILES.entry("names").read(path, "")),
     "summary": ({"frames": 9, "above": 0, **INTERVAL}, lambda path: SUMMARY.read(path, "")),
     "labels": ({"a": {"1": "coin"}}, lambda path: read_labels(path, {"a": SimpleNamespace(
         number=2)})),

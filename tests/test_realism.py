@@ -90,13 +90,9 @@ def test_a_classifier_depends_on_its_seed_alone(frames):
     assert results[0] == results[1] != results[2]
 
 
-def test_a_classifier_refuses_frames_that_it_cannot_compare(frames):
+def test_a_classifier_refuses_too_few_frames(frames):
     with pytest.raises(UserError, match="at least 40 real"):
         classifier_auc(frames[:100], frames[:39], 0)
-    with pytest.raises(UserError, match="differ in shape"):
-        classifier_auc(frames[:100], frames[:100, :32], 0)
-    with pytest.raises(UserError, match="uint8"):
-        classifier_auc(frames[:100] / 255, frames[:100], 0)
 
 
 def test_auc_equals_that_of_scikit_learn_with_ties_and_clusters():
@@ -173,8 +169,6 @@ def test_rollouts_are_static_if_their_last_frames_hardly_change(frames):
     found = static_rollouts(np.stack([moving, still, flicker, thawing, freezing]))
     assert found.tolist() == [False, True, False, False, True]
     assert not static_rollouts(np.stack([moving, freezing]), last=20).any()
-    with pytest.raises(UserError, match="2 to 24"):
-        static_rollouts(still[None], last=25)
 
 
 def played(worlds: int | None, bias: float = 0, number: int = 800, seed: int = 0):
@@ -246,18 +240,6 @@ def test_intervals_resample_clusters():
     assert astuple(together) == pytest.approx(astuple(once))
     apart = calibration(*copies[:2], np.arange(1200), 16, 0).skill
     assert apart.high - apart.low < (together.high - together.low) / 2
-
-
-@pytest.mark.parametrize("change, message", [
-    ({"probabilities": np.array([0.5, 1.1])}, "from 0 to 1"),
-    ({"outcomes": np.array([0, 2])}, "outcomes 0 or 1"),
-    ({"clusters": np.arange(3)}, "same shape"), ({"num_worlds": 1}, "at least 2")])
-def test_wrong_forecasts_are_refused(change, message):
-    right = {"probabilities": np.array([0.5, 0.2]), "outcomes": np.array([0, 1]),
-             "clusters": np.arange(2), "num_worlds": 16, "seed": 0}
-    calibration(**right)
-    with pytest.raises(UserError, match=message):
-        calibration(**right | change)
 
 
 def test_fair_errors_do_not_depend_on_the_number_of_worlds():
