@@ -118,9 +118,9 @@ def test_recall_counts_what_a_precise_threshold_finds():
     assert recall_at_precision(-scores, outcomes, np.arange(8), 0.7, 0).value == 0
     assert np.isnan(recall_at_precision(scores, outcomes | True, np.arange(8), 0.7, 0).value)
     rng = np.random.default_rng(0)
-    outcomes = rng.random(2000) < 0.2
-    blind = recall_at_precision(rng.random(2000), outcomes, np.arange(2000), 0.8, 0)
-    good = recall_at_precision(outcomes + rng.normal(size=2000) / 4, outcomes, np.arange(2000),
+    outcomes = rng.random(600) < 0.2
+    blind = recall_at_precision(rng.random(600), outcomes, np.arange(600), 0.8, 0)
+    good = recall_at_precision(outcomes + rng.normal(size=600) / 4, outcomes, np.arange(600),
                                0.8, 0)
     assert blind.value < 0.05 and 0.9 < good.low < good.value < good.high
 
