@@ -47,8 +47,8 @@ def started(levels, of) -> list:
 
 @pytest.fixture(scope="module")
 def frames() -> np.ndarray:
-    """Start frames of 480 real levels, uint8 (480, H, W, C)."""
-    return np.stack(started(range(480), lambda slots: slots.frames[0].copy()))
+    """Start frames of 320 real levels, uint8 (320, H, W, C)."""
+    return np.stack(started(range(320), lambda slots: slots.frames[0].copy()))
 
 
 @pytest.fixture(scope="module")
@@ -59,25 +59,25 @@ def states() -> list[LevelState]:
 @pytest.fixture(scope="module")
 def marked(frames) -> np.ndarray:
     """The second half of the frames with a small white square, which no real frame has."""
-    changed = frames[240:].copy()
+    changed = frames[160:].copy()
     changed[:, 10:18, 40:48] = 255
     return changed
 
 
 def test_a_classifier_finds_what_real_frames_lack_and_only_that(frames, marked):
-    real = classifier_auc(frames[:240], frames[240:], 0, EPOCHS)
+    real = classifier_auc(frames[:160], frames[160:], 0, EPOCHS)
     assert 0.3 < real.value < 0.7
     assert real.low < 0.5 < real.high
-    assert classifier_auc(frames[:240], marked, 0, EPOCHS).low > 0.9
+    assert classifier_auc(frames[:160], marked, 0, EPOCHS).low > 0.9
 
 
 def test_a_classifier_is_tested_on_the_last_quarter_and_trained_on_the_first_half(frames, marked):
     memorised = marked.copy()
-    memorised[180:] = frames[420:]  # the marks are in training and validation frames only
-    assert classifier_auc(frames[:240], memorised, 0, EPOCHS).low < 0.5
-    unseen = frames[240:].copy()
-    unseen[180:] = marked[180:]
-    assert classifier_auc(frames[:240], unseen, 0, EPOCHS).low < 0.6
+    memorised[120:] = frames[280:]  # the marks are in training and validation frames only
+    assert classifier_auc(frames[:160], memorised, 0, EPOCHS).low < 0.5
+    unseen = frames[160:].copy()
+    unseen[120:] = marked[120:]
+    assert classifier_auc(frames[:160], unseen, 0, EPOCHS).low < 0.6
 
 
 def test_a_classifier_depends_on_its_seed_alone(frames):
