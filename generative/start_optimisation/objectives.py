@@ -19,6 +19,7 @@ Letters in shape comments: U units of a layer, N recorded starts, G targets.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -242,8 +243,12 @@ def _unit_targets(layer: Layer, unit: str | None) -> list[Target]:
                             f"{'channels' if layer.is_map else 'units'} of {layer.name} are "
                             f"numbered 0 to {layer.shape[0] - 1}")
         units = range(int(unit), int(unit) + 1)
-    return [Target(f"{layer.name}:{number}", lambda rollouts, step, number=number: (
-        rollouts.units[layer.name][step, :, number]), (layer.name,)) for number in units]
+    return [Target(f"{layer.name}:{number}", functools.partial(_read_unit, layer.name, number),
+                   (layer.name,)) for number in units]
+
+
+def _read_unit(layer: str, number: int, rollouts: Rollouts, step: int) -> Tensor:
+    return rollouts.units[layer][step, :, number]
 
 
 @dataclasses.dataclass(frozen=True)
