@@ -34,7 +34,7 @@ from generative.frozen_agent import FrozenAgent
 from generative.networks import Draw
 from generative.rendered_worlds import check_rendering, rendered_world
 from generative.simulator import Simulator, stack
-from generative.start_worlds import check_prior, read_places, sampled_world, world_seeds
+from generative.start_worlds import read_places, sampled_world, world_seeds
 from generative.world_tables import Table, as_json, event_probability
 from stats.association import estimate
 from stats.bootstrap import ClusterBootstrap
@@ -171,7 +171,6 @@ def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[
             check_rendering(simulator, folder)
             world = rendered_world(simulator, vectors, folder, starts, seeds)
         else:
-            check_prior(simulator)
             world = sampled_world(simulator, vectors, images[-1], seeds)
     with compute.autocast():
         begin = dataclasses.replace(

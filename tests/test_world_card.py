@@ -514,6 +514,9 @@ def test_rendered_worlds_need_a_simulator_and_a_recording_with_worlds(
         path.unlink()
     argv = arguments(model_file, plain, tmp_path / "out", "--rendered_worlds")
     assert "has no worlds; record it with --worlds" in refusal(script.main, argv, capsys)
-    argv = arguments(model_file, recording.path, tmp_path / "out", "--random_starts", 20)
-    assert "at least 40" in refusal(script.main, argv, capsys)
     assert not (tmp_path / "out").exists()
+
+
+def test_too_few_random_starts_are_refused(simulator, dataset):
+    with pytest.raises(script.UserError, match="at least 40"):
+        world_card.random_starts(card_of(simulator, dataset), 20, None)
