@@ -204,7 +204,7 @@ def box_scene(box_agent, box_run, noisy_recording):
     recording = Recording(box_run / "data", agent, box_agent)
     pairs = [pair for episode in list(recording.lengths)[:10]
              for pair in choose_pairs(recording, episode, KINDS, INITIAL, 2, 0)]
-    images, _ = fit_worlds(noisy_recording, range(4), 39)
+    images, _ = fit_worlds(noisy_recording, range(6), 39)
     torch.manual_seed(0)
     simulator = Simulator(dataclasses.replace(
         ParameterSet("tiny-spatial").get(SimulatorConfig), pixels_per_square=64 / 13,
