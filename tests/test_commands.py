@@ -278,6 +278,7 @@ def test_wrong_yaml_is_named(old, new, words, tmp_path):
         load_agent_config("hard-rec", path)
 
 
+@pytest.mark.slow
 def test_full_disk_is_one_sentence_and_leaves_no_part(agent_path, tmp_path):
     """A limit of the file size, in KiB, simulates a full disk."""
     argv = ["record.py", "--param_name", "tiny", "--env_name", "fruitbot", "--seed", "1",

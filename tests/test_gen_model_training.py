@@ -192,6 +192,7 @@ def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path, mo
     assert_same(newest(folder), newest(undisturbed))
 
 
+@pytest.mark.slow
 def test_bfloat16_follows_float32(agent_path, recording, tmp_path):
     losses = []
     for bfloat16 in (False, True):
@@ -292,6 +293,7 @@ def test_the_asked_share_of_windows_is_simulated_from_the_prior(agent_path, reco
     assert seen[0] == expected
 
 
+@pytest.mark.slow
 def test_learning_rate_falls_to_nothing_and_goes_on_where_it_was(agent_path, recording, tmp_path):
     training = {"lr_decay": "cosine", "image_rarity": 0.5, "save_interval": 3}
     settings = settings_for(agent_path, recording, training=training)

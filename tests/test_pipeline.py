@@ -883,6 +883,7 @@ def test_report_folds_the_effects_that_are_not_claimed(run, output):
 
 # Figures of the documentation
 
+@pytest.mark.slow
 def test_pictures_show_what_the_pipeline_wrote(finished, tmp_path, capsys):
     assert pictures.main([str(finished), "--images_dir", str(tmp_path), "--component", "1"]) == 2
     assert "saliency_checks.png (this preset has no saliency_checks)" in capsys.readouterr().err
