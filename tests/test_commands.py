@@ -292,6 +292,7 @@ def test_full_disk_is_one_sentence_and_leaves_no_part(agent_path, tmp_path):
     assert not [*tmp_path.rglob("*partial*"), *tmp_path.rglob("*.pth")]
 
 
+@pytest.mark.slow
 def test_interrupt_is_no_error(agent_path, tmp_path):
     process = start("render.py", "--model_file", str(agent_path), "--vid_dir", str(tmp_path),
                     "--env_name", "fruitbot", "--num_eps", "1000")

@@ -48,6 +48,7 @@ def film(path):
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
+@pytest.mark.slow
 def test_a_failure_is_explained_and_played_again(tmp_path, monkeypatch):
     """Fails if a version of the episode differs before the decision, if it is marked at another
     step, or if another action or object is played than the table names."""

@@ -20,6 +20,8 @@ from generative.sample_files import SampleFolder
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector
 
+pytestmark = pytest.mark.slow
+
 NUM_EPISODES, NUM_SAMPLES, UNITS = 12, 6, 256
 DEAD = [3, 200]  # units whose ReLU is always 0
 COMMON = 2  # step whose value is differentiated in the set `tiny`

@@ -160,6 +160,7 @@ def test_plot_is_drawn_from_the_log(undisturbed):
     assert [line.get_label() for line in lines[1::2]] == ["training episodes", "held-out episodes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [0, 3])
 def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path, monkeypatch, capsys,
                                 stop):

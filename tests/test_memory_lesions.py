@@ -305,6 +305,7 @@ def run(folder, output, *more):
         "--num_envs", "10", "--precision", "float32", "--output_dir", str(output), *more])
 
 
+@pytest.mark.slow
 def test_the_script_finds_that_the_counting_agent_needs_its_memory(counting, tmp_path):
     lesions = "--lesions", "freeze", "reset_always", "swap_always"
     assert run(counting, tmp_path, *lesions) == 0

@@ -590,6 +590,7 @@ def test_implausible_starts_have_a_large_prior_loss(worlds_simulator):
     torch.testing.assert_close(prior_loss(worlds_simulator, vectors[2:], world[2:]), typical[2:])
 
 
+@pytest.mark.slow
 def test_a_search_in_noise_that_was_stopped_ends_with_equal_files(in_noise_finished,
                                                                   noise_arguments, tmp_path):
     other = shutil.copytree(in_noise_finished, tmp_path / "other")
@@ -718,6 +719,7 @@ def test_report_counts_the_rows_of_the_table(finished):
     assert len(films) == 2 * len(TARGETS) * NUM_STARTS
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_equal_files(finished, arguments, tmp_path):
     folder, _ = finished
     other = shutil.copytree(folder, tmp_path / "other")

@@ -478,6 +478,7 @@ def test_files_that_a_running_stage_writes_are_excluded(tmp_path, monkeypatch):
         assert find(tmp_path, patterns) == [tmp_path / "map"]
 
 
+@pytest.mark.slow
 def test_a_failure_lets_the_stages_that_run_at_the_same_time_end(run, output, finished, capsys):
     """Later, the failed stage and a stage that lacks an output run, and their readers do not."""
     (checkpoint,) = output.glob("simulator/**/*.pt")

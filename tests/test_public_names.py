@@ -144,6 +144,7 @@ def test_the_first_imagined_step_shows_the_last_initial_frame(folder):
             imagine(simulator, frames, num_steps=num_steps, actions=chosen)
 
 
+@pytest.mark.slow
 def test_examples_of_public_names_run(folder, tmp_path, monkeypatch):
     """The published ``run``, which starts scripts for minutes, has its own tests."""
     (tmp_path / "pretrained").symlink_to(ROOT / "pretrained")

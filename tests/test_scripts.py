@@ -89,6 +89,7 @@ def describe(parser):
     return result
 
 
+@pytest.mark.slow
 def test_scripts_start_from_anywhere(tmp_path):
     for name in (*ROOMS, "analysis/interventions"):  # outputs may have names of packages
         (tmp_path / name).mkdir(parents=True, exist_ok=True)

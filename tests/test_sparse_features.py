@@ -318,6 +318,7 @@ def finished(arguments):
     return folder / "features"
 
 
+@pytest.mark.slow
 def test_the_script_writes_all_files_and_resumes(arguments, finished):
     store = ResultStore(finished, SPARSE_FEATURES)
     dictionaries, features = store.read("dictionaries"), store.read("features")
@@ -339,6 +340,7 @@ def test_the_script_writes_all_files_and_resumes(arguments, finished):
         path for path in before if path.suffix == ".png"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "sentence"), [
     (["--num_levels", "9"], "increase --num_levels"),
     (["--num_controls", "1"], "argument --num_controls: must be a whole number from 2"),
@@ -347,6 +349,7 @@ def test_unusable_flags_are_refused(arguments, finished, capsys, more, sentence)
     assert sentence in refusal(sparse_features.main, [*arguments[1], *more], capsys)
 
 
+@pytest.mark.slow
 def test_dreams_of_features_are_tested_in_the_game(finished, simulator_file, agent, recording,
                                                    tmp_path):
     assert feature_dreams.main([*map(str, (
@@ -373,6 +376,7 @@ def test_dreams_of_features_are_tested_in_the_game(finished, simulator_file, age
                           (states - sae.centre) @ sae.encoder[1] + sae.bias[1], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_features_of_another_agent_are_refused(finished, simulator_file, published_agent, recording,
                                                tmp_path, capsys):
     sentence = refusal(feature_dreams.main, [

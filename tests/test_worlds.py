@@ -218,6 +218,7 @@ def test_only_recordings_with_worlds_have_their_files_and_settings(recordings):
     assert recordings[0].description()["worlds"] == 7
 
 
+@pytest.mark.slow
 def test_a_recording_with_worlds_can_be_resumed_and_replaced(recordings, tmp_path, capsys):
     with killed_at(RolloutWriter, "add", 3):
         assert record.main(arguments(tmp_path, *WITH_WORLDS)) == 130

@@ -10,6 +10,8 @@ import torch
 from conftest import ROOT, random_frames
 from foreign_networks import CleanAgent, seeded
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"--num_episodes": "2", "--max_batches": "1"}
 DOCUMENT = (ROOT / "docs" / "your_agent.md").read_text()
 
