@@ -1,7 +1,8 @@
 # make demo       run a small experiment with the shipped agent and simulator; resumes if stopped
 # make test       run the tests; targets that need .venv build it if it is missing or out of date
-# make test-slow  run the tests that make test omits: several processes, killed runs, learning, and
-#                 jobs on a real Slurm cluster, which they start (as root, with slurm-wlm and munge)
+# make test-slow  run the tests that make test omits: several processes, killed runs, learning, most
+#                 of what the pages show, and jobs on a real Slurm cluster, which they start (as root,
+#                 with slurm-wlm and munge)
 # make test-mutations  check that tests fail for the deliberate bugs of tests/mutations.yml
 # make test-short run a one-minute selection of tests, to check an installation
 # make lint       check style, likely mistakes and types
@@ -13,6 +14,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := demo_output
+
+# Without Python's cached bytecode, every process would compile the project again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slow test-short test-mutations lint benchmark web clean
 
@@ -51,7 +55,6 @@ lint: $(VENV)/installed
 benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.agent
 	$(BIN)/python -m benchmarks.simulator
-	$(BIN)/python -m benchmarks.counterfactual
 	$(BIN)/python -m benchmarks.mazes
 	$(BIN)/python -m benchmarks.ranks
 

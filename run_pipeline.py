@@ -76,9 +76,9 @@ class PipelineOptions(Options):
         None, "run the stage of --only as a job of this scheduler, concurrently with jobs of other "
               "stages, and write no page; this and the following flags are those of the jobs that "
               "--submit creates", choices=sorted(SCHEDULERS))
-    shard: Shard | None = option(None, "compute the I-th of the N shards of the stage",
-                                 type=shard, metavar="I/N")
-    join: int | None = option(None, "join the N shards of the stage", type=count, metavar="N")
+    shard: Shard | None = option(
+        None, "compute the I-th of the N shards of the stage, and join all if it is the last one",
+        type=shard, metavar="I/N")
     processes: int = option(1, "number of local processes that torchrun starts for the stage",
                             type=count)
     seconds_to_stop: int = option(
@@ -94,7 +94,7 @@ class PipelineOptions(Options):
             raise UserError("--accept runs nothing; give it without --force and --dry_run")
         if self.submit and (self.accept or self.force):
             raise UserError("--submit resumes existing work; give it without --accept and --force")
-        if (self.in_job or self.shard or self.join) and not (
+        if (self.in_job or self.shard) and not (
                 self.in_job and self.only and len(self.only) == 1):
             raise UserError("a job runs one stage; give --in_job, and --only with one stage")
 
@@ -127,8 +127,8 @@ def _run(options: PipelineOptions, hyperparams: dict[Path, dict]) -> int:
     experiment.check(options.preset)
     part = None
     if options.in_job and options.only:
-        shards = options.shard.parts if options.shard else options.join or 0
-        part = Part(options.only[0], shards, options.shard.part if options.shard else 0)
+        chosen_shard = (options.shard.parts, options.shard.part) if options.shard else ()
+        part = Part(options.only[0], *chosen_shard)
     pipeline = Pipeline(experiment, stages, PathResolver(output, preset.given_files),
                         chosen([stage.name for stage in stages], options.first,
                                options.accept or options.only),
@@ -230,16 +230,14 @@ def submit(options: PipelineOptions, pipeline: Pipeline, description: dict) -> i
     for flag, file in (("--agent_file", options.agent_file), ("--model_file", options.model_file)):
         words += [] if file is None else [flag, str(file)]
     submitter = Submitter(pipeline, words, options.submit, description["name"],
-                          load_cluster(options.cluster_file, pipeline.stages))
+                          load_cluster(options.cluster_file, pipeline.stages), options.dry_run)
     if options.dry_run:
-        submitter.submit(submitter.plan(), dry_run=True)
+        submitter.submit()
         return 0
     SCHEDULERS[options.submit].check()
     with experiment.opened_by_job("submit"):
         experiment.describe(description)
-        plans = submitter.plan()
-        pipeline.digests.save()
-        submitter.submit(plans)
+        submitter.submit()
     return 0
 
 

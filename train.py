@@ -90,7 +90,7 @@ def train_in(world: Distributed, options: TrainOptions) -> tuple[TrainingRun, in
     status = run.train()
     if world.is_main:
         speed = f" at {run.steps_per_second:.0f} steps/s" if run.steps_per_second else ""
-        print(f"{'finished' if run.finished else 'stopped'} after {run.timesteps} steps{speed}; "
+        print(f"{'finished' if run.finished else 'stopped'} after {run.steps} steps{speed}; "
               f"agent: {agent_files(run.folder)[-1]}")
         if not run.finished:
             print(f"to resume:\n    {world.launcher} train.py --resume "

@@ -81,10 +81,10 @@ def train_in(world: Distributed, options: SimulatorTrainingOptions
         train = run.dataset.split(settings.training.held_out_fraction, settings.seed).train
         save_training_episodes(run.folder, run.dataset, train, start_file)
         print(f"training on {compute.device} in {compute.precision}{world.description}, "
-              f"{run.num_batches} batches; writing to {run.folder}", flush=True)
+              f"{run.num_steps} batches; writing to {run.folder}", flush=True)
     status = run.train()
     if world.is_main:
-        print(f"{'finished' if run.finished else 'stopped'} after {run.batches} batches; "
+        print(f"{'finished' if run.finished else 'stopped'} after {run.steps} batches; "
               f"simulator: {run.newest_checkpoint}")
         if not run.finished:
             print(f"to resume:\n    {world.launcher} train_gen_model.py --agent_file "

@@ -13,6 +13,8 @@ L = W * C / 2 is the length of such a vector.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numba import njit, prange, uint64
@@ -53,8 +55,8 @@ class ParallelMaxPool(torch.autograd.Function):
         pooled = torch.empty((n, channels, height // 2, width // 2), dtype=x.dtype,
                              memory_format=torch.channels_last)
         ctx.origin = np.empty((n, height // 2, width // 2 * channels), dtype=np.uint8)
-        give_numba_torchs_threads()
-        _pool(_rows(x).view(np.complex128), _rows(pooled), ctx.origin, channels)
+        _run(_pool, _pool_in_parallel, _rows(x).view(np.complex128), _rows(pooled), ctx.origin,
+             channels)
         return pooled
 
     @staticmethod
@@ -63,10 +65,19 @@ class ParallelMaxPool(torch.autograd.Function):
         n, channels, height, width = gradient.shape
         result = torch.empty((n, channels, 2 * height, 2 * width), dtype=gradient.dtype,
                              memory_format=torch.channels_last)
-        give_numba_torchs_threads()
-        _spread(_rows(gradient).view(np.uint16), ctx.origin,
-                _rows(result).view(np.complex128), channels)
+        _run(_spread, _spread_in_parallel, _rows(gradient).view(np.uint16), ctx.origin,
+             _rows(result).view(np.complex128), channels)
         return result
+
+
+def _run(serial: Callable, parallel: Callable, *arguments: object) -> None:
+    """Call one of two equal functions, so that a process with one thread does not wait for the
+    compilation of the parallel one, which takes more than twice as long."""
+    if torch.get_num_threads() == 1:
+        serial(*arguments)
+    else:
+        give_numba_torchs_threads()
+        parallel(*arguments)
 
 
 def _rows(x: Tensor) -> np.ndarray:
@@ -215,13 +226,25 @@ def _spread_image(gradient, origin, result, channels):
         _join(even_bits.view(np.complex128), odd_bits.view(np.complex128), result[row], channels)
 
 
-@njit(parallel=True, **_JIT)
+@njit(**_JIT)
 def _pool(images, pooled, origin, channels):
-    for n in prange(len(images)):
+    for n in range(len(images)):
         _pool_image(images[n], pooled[n], origin[n], uint64(channels))
 
 
 @njit(parallel=True, **_JIT)
+def _pool_in_parallel(images, pooled, origin, channels):
+    for n in prange(len(images)):
+        _pool_image(images[n], pooled[n], origin[n], uint64(channels))
+
+
+@njit(**_JIT)
 def _spread(gradient, origin, result, channels):
+    for n in range(len(gradient)):
+        _spread_image(gradient[n], origin[n], result[n], uint64(channels))
+
+
+@njit(parallel=True, **_JIT)
+def _spread_in_parallel(gradient, origin, result, channels):
     for n in prange(len(gradient)):
         _spread_image(gradient[n], origin[n], result[n], uint64(channels))

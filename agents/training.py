@@ -31,27 +31,21 @@ from agents.kickstarting import Teacher
 from agents.networks import build_policy
 from agents.ppo import Collector, Rollout, update
 from agents.run_folder import COLUMNS, LOG_NAME, TrainSettings, episode_figures, save_model_card
-from common.config import SETTINGS_NAME, save_settings
 from common.devices import Compute
 from common.distributed import SINGLE, Distributed
 from common.errors import NonFiniteLoss, UserError
 from common.files import load_tensors, save_tensors, sha256
-from common.locks import FolderLock, claim_folder
-from common.metrics_log import MetricsLog
-from common.progress import Progress
-from common.saved_state import check_generator, check_like, check_optimizer
-from common.signals import deferred_signals
+from common.training import SECONDS_BETWEEN_SAVES, Run, restoring
 from envs.coin import END
 from envs.procgen_env import LevelEdit
 from envs.rewards import EpisodeStatistics
 
 RESUME_NAME = "resume.pth"
-SECONDS_BETWEEN_SAVES = 600
 # Metrics of an update in log.csv, whose columns are fixed; TensorBoard also shows the others.
 LOGGED = {"policy_loss": "policy_loss", "value_loss": "value_loss", "entropy": "entropy_loss"}
 
 
-class TrainingRun:
+class TrainingRun(Run):
     """Training run in a folder.
 
     Args:
@@ -63,8 +57,7 @@ class TrainingRun:
         edit, val_edit: edits of new levels in training and in validation, which place the goal;
             each is given if, and only if, the settings have a region of the cheese or a place of
             the coin.
-        world: the group of training processes. Each creates a ``TrainingRun`` for the same folder,
-            and rank 0 writes the files.
+        world: the group of training processes; each creates a ``TrainingRun`` for the same folder.
 
     Raises:
         FolderInUse: if another process uses the folder of the run to resume.
@@ -72,6 +65,8 @@ class TrainingRun:
             environments evenly.
         ValueError: if a level edit is missing, or given without a place of the goal.
     """
+
+    work = "update"
 
     def __init__(self, folder: Path, settings: TrainSettings, compute: Compute,
                  edit: LevelEdit | None = None, val_edit: LevelEdit | None = None,
@@ -86,20 +81,19 @@ class TrainingRun:
             raise UserError(f"{world.world_size} processes cannot share the {agent.n_envs} "
                             f"environments of the parameter set '{settings.param_name}' evenly; "
                             f"start a number of processes that divides {agent.n_envs}")
-        self.folder, self.settings, self.compute, self.world = folder, settings, compute, world
-        self.timesteps, self.updates = 0, 0
-        self._elapsed = 0.0
-        self._saved_at, self._seconds_to_save = time.monotonic(), 0.0
-
+        resume = folder / RESUME_NAME
+        super().__init__(folder, compute, world, resume.exists())
+        self.settings, self.num_steps, self.updates = settings, settings.num_timesteps, 0
+        if world.is_distributed:
+            self._seconds_between_saves = 0
         random.seed(settings.seed)
         np.random.seed(settings.seed % 2**32)
         torch.manual_seed(settings.seed)
         self.policy = build_policy(agent.architecture, agent.hidden_state_size, agent.recurrent,
                                    agent.learned_initial_state, agent.width)
-        resume = folder / RESUME_NAME
-        resumes = world.broadcast(resume.exists())
-        lock = FolderLock(folder) if resumes and world.is_main else None
-        state = load_tensors(resume, "resume file") if resumes else None
+        state = None
+        if world.broadcast(resume.exists()):
+            state = self._on_device(load_tensors(resume, "resume file"))
         source = Path(settings.model_file) if settings.model_file and state is None else None
         if source is not None:
             start = load_agent(source)
@@ -124,25 +118,16 @@ class TrainingRun:
             for env, seed, level_edit in ((settings.env, train_seed, edit),
                                           (settings.env.unseen_levels(), val_seed, val_edit)))
         if state is not None:
-            state = self._checked(state, str(resume))
+            with restoring(resume):
+                self._load_state_dict(state)
+                self._resume(state["timesteps"], state["wall_time"], state.get("ranks", 1), resume)
         self.teacher = self._open_teacher(state)
         self.rollout = Rollout(agent.n_steps, len(self.collector.hidden),
                                self.collector.observation.frames.shape[1:],
                                self.policy.hidden_state_size, compute.device)
-        self._resume_file_timesteps = -1  # time steps of the resume file on disk
-        if state is not None:
-            self._load_state_dict(state)
-            self._resume_file_timesteps = self.timesteps
-            world.warn_if_world_size_changed(state["ranks"], resume)
-        self._lock, self.log = None, None
-        if world.is_main:
-            self._lock = lock or claim_folder(folder, SETTINGS_NAME)
-            self.folder = self._lock.folder
-            save_settings(self.folder, settings)
-            self.log = MetricsLog(self.folder / LOG_NAME, COLUMNS,
-                                  None if state is None else self.timesteps)
-        self.folder = world.broadcast(self.folder)
-        self._session_start, self._session_timesteps = time.monotonic(), self.timesteps
+        self._open(settings, LOG_NAME, COLUMNS)
+        if self.updates and self._is_checkpoint and not self._is_saved:
+            self.save()  # the last session ended before it wrote the agent file
 
     def _open_teacher(self, state: dict | None) -> Teacher | None:
         """Return the teacher; None without a teacher, or if its losses have weight 0 from now on.
@@ -154,8 +139,7 @@ class TrainingRun:
             UserError: if the file is missing, not an agent file, or has changed during the run.
         """
         settings = self.settings
-        timesteps = 0 if state is None else state["timesteps"]
-        if not settings.teacher_file or not self._is_kickstarted(timesteps):
+        if not settings.teacher_file or not self._is_kickstarted:
             return None
         path = Path(settings.teacher_file)
         policy = load_agent(path)
@@ -164,14 +148,13 @@ class TrainingRun:
                             "checksum differs")
         teacher = Teacher(policy, len(self.collector.hidden), self.compute)
         if state is not None and "teacher_hidden" in state:
-            check_like(state["teacher_hidden"], policy.initial_states(settings.agent.n_envs).cpu(),
-                       f"{self.folder / RESUME_NAME}: 'teacher_hidden'")
-            teacher.hidden = state["teacher_hidden"][self.collector.own].to(self.compute.device)
+            teacher.hidden = state["teacher_hidden"][self.collector.own]
         return teacher
 
-    def _is_kickstarted(self, timesteps: int) -> bool:
-        """Return whether the update that begins at this time step uses the run's teacher."""
-        return timesteps < self.settings.agent.kickstart_until * self.settings.num_timesteps
+    @property
+    def _is_kickstarted(self) -> bool:
+        """Whether the update that begins now uses the run's teacher."""
+        return self.steps < self.settings.agent.kickstart_until * self.num_steps
 
     def state_dict(self) -> dict:
         """Return the state from which the run can be resumed; complete on rank 0 only."""
@@ -184,93 +167,29 @@ class TrainingRun:
         return {**optional,
                 "model_state_dict": self.policy.state_dict(),
                 "optimizer_state_dict": self.optimizer.state_dict(),
-                "timesteps": self.timesteps, "updates": self.updates,
+                "timesteps": self.steps, "updates": self.updates,
                 "wall_time": self.wall_time,
                 "minibatch_generator": self.minibatch_generator.get_state(),
                 "train": _collector_state(self.collector), "val": val}
 
-    def _checked(self, state: dict, where: str) -> dict:
-        """Check the contents of a resume file, and return the entries that a run reads.
-
-        Raises:
-            UserError: if an entry does not fit this run; the message names it.
-        """
-        expected = {
-            "timesteps": 0, "updates": 0, "wall_time": 0.0, "ranks": 1,
-            "model_state_dict": self.policy.state_dict(),
-            "optimizer_state_dict": lambda value, name: check_optimizer(
-                value, self.optimizer, name),
-            "minibatch_generator": lambda value, name: check_generator(
-                value, self.minibatch_generator, name),
-            "train": lambda value, name: _check_collector(self.collector, value, name),
-            "val": lambda value, name: _check_collector(self.val_collector, value, name, False)}
-        state = {"ranks": 1, **state}
-        check_like({name: state[name] for name in expected if name in state}, expected, where)
-        return {name: state[name] for name in (*expected, "teacher_hidden") if name in state}
-
     def _load_state_dict(self, state: dict) -> None:
         self.policy.load_state_dict(state["model_state_dict"])
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
-        self.timesteps, self.updates = state["timesteps"], state["updates"]
-        self._elapsed = state["wall_time"]
+        self.updates = state["updates"]
         self.minibatch_generator.set_state(state["minibatch_generator"])
         _load_collector(self.collector, state["train"])
         _load_collector(self.val_collector, state["val"])
 
     @property
-    def wall_time(self) -> float:
-        """Wall time over all sessions, in seconds."""
-        return self._elapsed + time.monotonic() - self._session_start
-
-    @property
-    def finished(self) -> bool:
-        return self.timesteps >= self.settings.num_timesteps
-
-    @property
     def steps_per_second(self) -> float:
         """Environment steps per second in this session."""
-        return (self.timesteps - self._session_timesteps) / max(
+        return (self.steps - self._session_steps) / max(
             time.monotonic() - self._session_start, 1e-9)
 
-    def train(self) -> int:
-        """Train until the end, or until one of :data:`common.signals.STOP_SIGNALS` is received.
-
-        Returns:
-            0 if the run is finished, 128 + signal number if any of the processes was stopped. The
-            state is saved in both cases.
-
-        Raises:
-            NonFiniteLoss: if a loss or the gradient is not finite; the last checkpoint is kept.
-            LostProcess: if another process has ended; the saved files are kept.
-        """
-        stopped = 0
-        try:
-            with (deferred_signals("update", second_acts=not self.world.is_distributed) as received,
-                  Progress(self.settings.num_timesteps, "step", self.timesteps,
-                           first_message=True) as progress):
-                if self.updates and self._is_checkpoint and not self._is_saved:
-                    self.save()  # the last session ended before it wrote the agent file
-                while not self.finished:
-                    stopped = self.world.max(max(received, default=0))
-                    if stopped:
-                        break
-                    message = self._one_update()
-                    progress.update(self.timesteps, message)
-                    if self._is_checkpoint:
-                        self.save()
-                    elif self._is_save_due:
-                        self._save_resume_file()
-                if not self._is_saved:
-                    self.save()
-        finally:
-            if self.log is not None:
-                self.log.close()
-        return 0 if self.finished else 128 + stopped
-
-    def _one_update(self) -> str:
+    def _advance(self) -> str:
         """Collect a rollout, validate if due, update the policy, and return a progress message."""
         settings, agent = self.settings, self.settings.agent
-        progress = self.timesteps / settings.num_timesteps
+        progress = self.steps / self.num_steps
         learning_rate = agent.learning_rate * max(0.0, 1 - progress)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -279,16 +198,16 @@ class TrainingRun:
         if self.updates % settings.val_interval == 0:
             self.val_collector.play(agent.n_steps)
         guidance = None
-        if self.teacher is not None and self._is_kickstarted(self.timesteps):
+        if self.teacher is not None and self._is_kickstarted:
             guidance = self.teacher.follow(self.rollout.frames, self.rollout.masks, agent, progress)
         metrics = update(self.policy, self.optimizer, self.rollout, agent, self.compute,
                          self.minibatch_generator, guidance, self.world)
         for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
             if not math.isfinite(metrics[name]):
                 raise NonFiniteLoss(
-                    f"the {name} became {metrics[name]} after {self.timesteps} time steps; "
+                    f"the {name} became {metrics[name]} after {self.steps} time steps; "
                     f"training stopped, and the last checkpoint in {self.folder} was kept")
-        self.timesteps += agent.n_envs * agent.n_steps
+        self.steps += agent.n_envs * agent.n_steps
         self.updates += 1
         metrics["learning_rate"] = learning_rate
         if guidance is not None:
@@ -299,14 +218,12 @@ class TrainingRun:
         """Append a row to the log, and return a message for the progress bar."""
         values = self.world.gather(self.rollout.values[:-1], self.settings.agent.n_envs, dim=1)
         train, val = self.collector.statistics, self.val_collector.statistics
-        row = {"timesteps": self.timesteps, "wall_time": self.wall_time,
+        row = {"timesteps": self.steps, "wall_time": self.wall_time,
                "num_episodes": train.num_episodes, "num_episodes_val": val.num_episodes,
                "mean_episode_value": float(values.mean()),
                **{f"mean_{column}": metrics.pop(name) for name, column in LOGGED.items()},
                **episode_figures(train), **episode_figures(val, "val_")}
-        if self.log is not None and self._lock is not None:
-            self._lock.check()
-            self.log.append({name: row[name] for name in COLUMNS}, metrics)
+        self._append({name: row[name] for name in COLUMNS}, metrics)
         parts = [_recent_mean("return", row["mean_episode_rewards"], train),
                  _recent_mean("on unseen levels", row["val_mean_episode_rewards"], val)]
         if "teacher_kl" in metrics:
@@ -314,58 +231,51 @@ class TrainingRun:
                          f"KL to the teacher {metrics['teacher_kl']:.3f}")
         return ", ".join(parts)
 
-    def save(self) -> Path:
-        """Write the resume file, an agent file and the model card, and return the path of the agent
-        file.
+    def save(self) -> None:
+        """Write the resume file, an agent file and the model card.
 
         The order matters: a run resumes from the resume file and then writes a missing agent file.
         """
-        self._save_resume_file()
-        path = self.folder / agent_file_name(self.timesteps)
+        self._save_state()
         if self.world.is_main:
             agent, env = self.settings.agent, self.settings.env
-            save_agent(path, self.policy, self.optimizer.state_dict(), AgentOrigin(
+            save_agent(self._agent_file, self.policy, self.optimizer.state_dict(), AgentOrigin(
                 self.collector.normalizer.scale if agent.normalize_rew else 1.0,
                 env.use_backgrounds, agent.gamma, agent.lmbda, env_name=env.env_name,
                 distribution_mode=env.distribution_mode,
                 cheese_region=self.settings.cheese_region, coin=self.settings.coin))
-            save_model_card(self.folder, self.settings, self.timesteps, self.wall_time)
-        return path
+            save_model_card(self.folder, self.settings, self.steps, self.wall_time)
 
-    def _save_resume_file(self) -> None:
-        start = time.monotonic()
-        state = self.state_dict()
-        if self.world.is_main:
-            save_tensors(self.folder / RESUME_NAME, state)
-        self._resume_file_timesteps, self._saved_at = self.timesteps, time.monotonic()
-        self._seconds_to_save = self._saved_at - start
-
-    @property
-    def _is_save_due(self) -> bool:
-        """Whether the last save is so long ago that the resume file should be written.
+    def _write_state(self) -> None:
+        """Write the resume file.
 
         torchrun kills processes that keep running for long after a stop signal. Distributed runs
         therefore spend up to 1 % of their time on saving: if updates are long, they save after
         every update.
         """
-        wait: float = SECONDS_BETWEEN_SAVES
+        start = time.monotonic()
+        state = self.state_dict()
+        if self.world.is_main:
+            save_tensors(self.folder / RESUME_NAME, state)
         if self.world.is_distributed:
-            wait = min(wait, 100 * self._seconds_to_save)
-        return self.world.broadcast(time.monotonic() - self._saved_at > wait)
+            self._seconds_between_saves = min(SECONDS_BETWEEN_SAVES,
+                                              100 * (time.monotonic() - start))
+
+    @property
+    def _agent_file(self) -> Path:
+        return self.folder / agent_file_name(self.steps)
 
     @property
     def _is_saved(self) -> bool:
-        """Whether both files that ``save`` writes exist for the current time step."""
-        return self.world.broadcast(self._resume_file_timesteps == self.timesteps and (
-            self.folder / agent_file_name(self.timesteps)).exists())
+        return self.world.broadcast(super()._is_saved and self._agent_file.exists())
 
     @property
     def _is_checkpoint(self) -> bool:
         """Whether the last update passed a time step at which an agent file is due."""
         settings = self.settings
-        before = self.timesteps - settings.agent.n_envs * settings.agent.n_steps
-        return (before * settings.num_checkpoints // settings.num_timesteps
-                < self.timesteps * settings.num_checkpoints // settings.num_timesteps)
+        before = self.steps - settings.agent.n_envs * settings.agent.n_steps
+        return (before * settings.num_checkpoints // self.num_steps
+                < self.steps * settings.num_checkpoints // self.num_steps)
 
 
 def _recent_mean(name: str, mean: float, statistics: EpisodeStatistics) -> str:
@@ -384,45 +294,10 @@ def _collector_state(collector: Collector) -> dict:
             "normalizer": collector.normalizer.state_dict()}
 
 
-def _check_collector(collector: Collector, state, where: str, normalizes: bool = True) -> None:
-    """Check that ``_load_collector`` can load a state.
-
-    Args:
-        collector: the collector that would load the state.
-        state: contents of a file, of any type.
-        normalizes: whether the state must include a reward normaliser. Otherwise it may include
-            one, because earlier versions stored one for validation.
-
-    Raises:
-        UserError: if an entry is invalid; the message names it.
-    """
-    def check_levels(levels, name: str) -> None:
-        if not isinstance(levels, list) or not all(
-                isinstance(level, Tensor) and level.dtype == torch.uint8 and level.ndim == 1
-                for level in levels):
-            raise UserError(f"{name} is not a list of environment states")
-        if len(levels) != collector.num_envs:
-            raise UserError(f"{name}: there are {len(levels)} states for {collector.num_envs} "
-                            "environments")
-        try:
-            collector.env.check_states(_to_bytes(levels[collector.own]))
-        except UserError as error:
-            raise UserError(f"{name}: {error}") from None
-
-    expected = {
-        "env": check_levels,
-        "generator": lambda value, name: check_generator(value, collector.generator, name),
-        "hidden": collector.policy.initial_states(collector.num_envs).cpu(),
-        "statistics": collector.statistics.check_state_dict}
-    if normalizes or (isinstance(state, dict) and "normalizer" in state):
-        expected["normalizer"] = collector.normalizer.check_state_dict
-    check_like(state, expected, where)
-
-
 def _load_collector(collector: Collector, state: dict) -> None:
     collector.env.set_state(_to_bytes(state["env"][collector.own]))
     collector.generator.set_state(state["generator"])
-    collector.hidden = state["hidden"][collector.own].to(collector.compute.device)
+    collector.hidden = state["hidden"][collector.own]
     collector.statistics.load_state_dict(state["statistics"])
     if "normalizer" in state:
         collector.normalizer.load_state_dict(state["normalizer"])

@@ -81,24 +81,12 @@ MAX_NAME = 60  # maximum length of a feature's name
 
 
 class AttributionPageFolder(PageFolder):
-    """Folder of an attribution page, with the names of its data files."""
+    """Folder of an attribution page."""
 
     PAGE = "attribution"
 
     def frames_file(self, trajectory: int, sheet: int) -> Path:
         return self.data_file(f"frames_{trajectory:05d}_{sheet:03d}")
-
-    def attribution_file(self, layer: int, output: int, trajectory: int) -> Path:
-        return self.data_file(f"attribution_{layer:02d}_{output:02d}_{trajectory:05d}")
-
-    def memory_file(self, layer: int, output: int, trajectory: int) -> Path:
-        return self.data_file(f"memory_{layer:02d}_{output:02d}_{trajectory:05d}")
-
-    def examples_file(self, layer: int) -> Path:
-        return self.data_file(f"examples_{layer:02d}")
-
-    def observations_file(self, layer: int, sheet: int) -> Path:
-        return self.data_file(f"observations_{layer:02d}_{sheet:03d}")
 
 
 class PageAgent(Protocol):
@@ -342,8 +330,9 @@ def write_page(path: Path, content: PageContent) -> None:
     for number, layer in enumerate(content.layers):
         if layer.pictures is not None and layer.seen is not None:
             for sheet, image in enumerate(_sheets(layer.pictures)):
-                _write(folder.observations_file(number, sheet), {"sheet": image})
-            _write(folder.examples_file(number), {
+                _write(folder.data_file(f"observations_{number:02d}_{sheet:03d}"),
+                       {"sheet": image})
+            _write(folder.data_file(f"examples_{number:02d}"), {
                 "thumbnails": _encode_examples(layer.thumbnails) if layer.thumbnails else None,
                 "spatial": [_encode_examples(examples) for examples in layer.spatial],
                 "seen": packed(seen=layer.seen)})
@@ -403,6 +392,7 @@ def _write_attributions(folder: AttributionPageFolder, content: PageContent, lay
         ``layer``, ``output``, their ``lags``, and the result of ``summarise``.
     """
     names = content.layers[layer].name, content.outputs[output].name
+    place = f"{layer:02d}_{output:02d}"  # in the names of the files
     lags = content.lags(layer, output)
     peaks, gaps, totals, sizes = [], [], [], []
     for trajectory in range(len(content.agent_of)):
@@ -411,11 +401,11 @@ def _write_attributions(folder: AttributionPageFolder, content: PageContent, lay
         cells, peak = quantise(arrays["cells"])
         exact = {name: arrays[name].astype(np.float32)
                  for name in ("totals", "output", "baseline", "gap") if name in arrays}
-        _write(folder.attribution_file(layer, output, trajectory),
+        _write(folder.data_file(f"attribution_{place}_{trajectory:05d}"),
                packed(cells=cells, peak=peak, **exact))
         if lags:
             memory = agent.memory(*names, number)
-            _write(folder.memory_file(layer, output, trajectory), packed(
+            _write(folder.data_file(f"memory_{place}_{trajectory:05d}"), packed(
                 **{name: memory[name] for name in ("totals", "older", "baseline", "gap")}))
         largest = np.abs(arrays["cells"].astype(np.float32)).max(axis=(1, 2))
         peaks.append(largest if content.layers[layer].gradients else largest[:, :-1])

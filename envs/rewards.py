@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.errors import UserError
-from common.saved_state import check_like, check_numbers
-
 
 def clipped_scale(deviation: float, largest: float) -> float:
     """Return the factor from raw to normalised rewards.
@@ -78,20 +75,6 @@ class RewardNormalizer:
                 "variance": float(self.variance), "count": float(self.count),
                 "largest": self.largest}
 
-    def check_state_dict(self, state, where: str) -> None:
-        """Raise UserError if ``load_state_dict`` cannot load a state.
-
-        Args:
-            state: saved value.
-            where: name of the value, with which the message begins.
-        """
-        if isinstance(state, dict):
-            state = {"largest": 0.0, **state}  # missing in files of earlier versions
-        check_like(state, self.state_dict(), where)
-        if state["variance"] < 0 or state["count"] <= 0:
-            raise UserError(f"{where}: the variance must not be negative, and the count must be "
-                            "above 0")
-
     def load_state_dict(self, state: dict) -> None:
         self.returns = np.array(state["returns"])
         self.mean, self.variance, self.count = state["mean"], state["variance"], state["count"]
@@ -138,22 +121,6 @@ class EpisodeStatistics:
                 "recent_returns": self.recent_returns.tolist(),
                 "recent_lengths": self.recent_lengths.tolist(),
                 "returns": self._returns.tolist(), "lengths": self._lengths.tolist()}
-
-    def check_state_dict(self, state, where: str) -> None:
-        """Raise UserError if ``load_state_dict`` cannot load a state.
-
-        Args:
-            state: saved value.
-            where: name of the value, with which the message begins.
-        """
-        check_like(state, {
-            **self.state_dict(),
-            "recent_returns": lambda value, name: check_numbers(value, float, self.WINDOW, name),
-            "recent_lengths": lambda value, name: check_numbers(value, int, self.WINDOW, name),
-        }, where)
-        if len(state["recent_returns"]) != len(state["recent_lengths"]):
-            raise UserError(f"{where} has {len(state['recent_returns'])} returns, but "
-                            f"{len(state['recent_lengths'])} lengths")
 
     def load_state_dict(self, state: dict) -> None:
         self.num_episodes = state["num_episodes"]

@@ -34,7 +34,7 @@ from generative.frozen_agent import FrozenAgent
 from generative.networks import Draw
 from generative.rendered_worlds import check_rendering, rendered_world
 from generative.simulator import Simulator, stack
-from generative.start_worlds import check_prior, sampled_world, world_seeds
+from generative.start_worlds import read_places, sampled_world, world_seeds
 from generative.world_tables import Table, as_json, event_probability
 from stats.association import estimate
 from stats.bootstrap import ClusterBootstrap
@@ -160,14 +160,8 @@ def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[
     Raises:
         UserError: if the simulator or the recording does not have what its worlds need.
     """
-    horizon, num_init = max(HORIZONS), simulator.config.num_init_steps
-    frames, hidden, first_actions = [], [], []
-    for start in starts:
-        files = folder.array_files(start.episode)
-        frames.append(files.frames.rows(start.frame - num_init + 1, start.frame + 1))
-        hidden.append(files.hidden_states.rows(start.frame, start.frame + 1)[0])
-        first_actions.append(int(folder.steps(start.episode)["action"].iloc[start.frame - 1]))
-    images = torch.from_numpy(np.stack(frames, axis=1)).to(compute.device).float() / 255
+    frames, hidden, first_actions = read_places(folder, starts, simulator.config.num_init_steps)
+    images = frames.to(compute.device).float() / 255
     with compute.autocast():
         vectors = simulator.encode(images)
     world = None
@@ -177,14 +171,13 @@ def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[
             check_rendering(simulator, folder)
             world = rendered_world(simulator, vectors, folder, starts, seeds)
         else:
-            check_prior(simulator)
             world = sampled_world(simulator, vectors, images[-1], seeds)
     with compute.autocast():
         begin = dataclasses.replace(
             simulator.start_from(vectors, draw, world=world),
-            agent_hidden=torch.from_numpy(np.stack(hidden)).to(compute.device),
-            action=simulator.one_hot_actions(torch.tensor(first_actions, device=compute.device)))
-        dream = stack(begin, simulator.imagine(begin, draw, horizon + 1))
+            agent_hidden=hidden.to(compute.device),
+            action=simulator.one_hot_actions(first_actions.to(compute.device)))
+        dream = stack(begin, simulator.imagine(begin, draw, max(HORIZONS) + 1))
     rewards, ends = dream.rewards.float().cpu().numpy(), dream.terminals.float().cpu().numpy()
     actions = dream.own_actions.argmax(dim=-1).cpu().numpy()  # (T + 1, N)
     deaths = (None if dream.death_logits is None

@@ -32,7 +32,7 @@ from generative.simulator import Simulator, Start
 from generative.spatial import split_state
 from generative.squares import World
 from generative.start_optimisation.search import OPTIMISED_STARTS
-from generative.start_worlds import recorded_starts, rounded, world_seeds
+from generative.start_worlds import read_places, recorded_starts, rounded, world_seeds
 
 _MODE = LatentSampler("mode")
 _BATCH = 16  # starts whose worlds are sampled at once
@@ -178,10 +178,10 @@ def recorded_page_starts(simulator: Simulator, dataset: RolloutDataset, number: 
     Args:
         number: largest number of starts.
         num_steps: largest number T of recorded steps that are kept.
+
+    Raises:
+        UserError: if the simulator has worlds, but its prior is not trained.
     """
-    if simulator.squares is not None and not simulator.prior.is_trained:
-        raise UserError("the prior of this simulator has not been trained, so it cannot continue "
-                        "recorded frames; train it with python -m generative.train_prior")
     first = dataset.num_init_steps - 1
     lengths = [dataset.folder.array_files(episode).frames.shape[0]
                for episode in np.unique(dataset.episodes)]
@@ -197,17 +197,11 @@ def recorded_page_starts(simulator: Simulator, dataset: RolloutDataset, number: 
 def _recorded(simulator: Simulator, dataset: RolloutDataset, places: Sequence[RecordedView],
               first: int, num_steps: int, seed: int) -> list[PageStart]:
     """Open a batch of recorded starts; ``first`` is the number of the first one."""
-    num, frames, hidden, actions = dataset.num_init_steps, [], [], []
-    for place in places:
-        files = dataset.folder.array_files(place.episode)
-        frames.append(files.frames.rows(place.frame - num + 1, place.frame + 1))  # (I, C, H, W)
-        hidden.append(files.hidden_states.rows(place.frame, place.frame + 1)[0])
-        actions.append(int(dataset.folder.steps(place.episode)["action"].iloc[place.frame - 1]))
-    stacked = np.stack(frames, axis=1)  # (I, B, C, H, W)
-    images = torch.from_numpy(stacked).float() / 255
+    frames, hidden, actions = read_places(dataset.folder, places, dataset.num_init_steps)
+    images = frames.float() / 255
     seeds = world_seeds([(seed, first + i) for i in range(len(places))])
-    start = recorded_starts(simulator, simulator.encode(images), images[-1],
-                            torch.from_numpy(np.stack(hidden)), torch.tensor(actions), seeds)
+    start = recorded_starts(simulator, simulator.encode(images), images[-1], hidden,
+                            actions, seeds)
     known, displacements = None, None
     if start.world is not None:
         assert simulator.squares is not None
@@ -220,7 +214,7 @@ def _recorded(simulator: Simulator, dataset: RolloutDataset, places: Sequence[Re
     return [PageStart(row, int(seeds[i]), _kept(simulator, row.world, None if known is None
                                                 else known[i].numpy()),
                       _truth(dataset, place, num_steps),
-                      frames=None if displacements is None else stacked[:, i],
+                      frames=None if displacements is None else frames[:, i].numpy(),
                       displacements=None if displacements is None else displacements[:, i])
             for i, (row, place) in enumerate(zip(_rows(start), places))]
 

@@ -48,7 +48,8 @@ def classifier_auc(real: np.ndarray, generated: np.ndarray, seed: int,
     The result depends only on the arguments, on CPUs with equal libraries and numbers of threads.
 
     Args:
-        real, generated: frames to separate, uint8 (N, H, W, C) each; N may differ.
+        real, generated: frames to separate, uint8 (N, H, W, C) each; N may differ, and is at least
+            FEWEST_FRAMES.
         seed: seed of initial weights, order of the frames, dropout, and bootstrap.
         epochs: largest number of passes over the training frames.
 
@@ -56,19 +57,9 @@ def classifier_auc(real: np.ndarray, generated: np.ndarray, seed: int,
         AUC on the test frames with its 95 % interval over frames: 0.5 if the classifier cannot tell
         them apart, 1 if it always can. Values below 0.5 are not reflected. The interval does not
         include the variation between trainings; repeat with other seeds for it.
-
-    Raises:
-        UserError: if the frames are not uint8, their shapes differ, or there are too few.
     """
-    kinds = [_checked(frames, 4) for frames in (real, generated)]
-    if kinds[0].shape[1:] != kinds[1].shape[1:]:
-        raise UserError(f"real frames {kinds[0].shape[1:]} and generated frames "
-                        f"{kinds[1].shape[1:]} differ in shape")
-    if min(map(len, kinds)) < FEWEST_FRAMES:
-        raise UserError(f"the classifier needs at least {FEWEST_FRAMES} real and {FEWEST_FRAMES} "
-                        f"generated frames, not {len(kinds[0])} and {len(kinds[1])}")
     (train, train_labels), (valid, valid_labels), (test, test_labels) = (
-        _part(kinds, *ends) for ends in ((0, 0.5), (0.5, 0.75), (0.75, 1)))
+        _part([real, generated], *ends) for ends in ((0, 0.5), (0.5, 0.75), (0.75, 1)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _classifier(train.shape[1])
@@ -169,9 +160,6 @@ def known_colours(frames: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
     Returns:
         Shares (...).
-
-    Raises:
-        UserError: if the frames are not uint8 with three channels.
     """
     known = np.zeros(1 << 15, bool)
     known[_colours(reference)] = True
@@ -190,7 +178,7 @@ def neighbour_difference(frames: np.ndarray) -> np.ndarray:
     Returns:
         Differences (...).
     """
-    values = _checked(frames, 3).astype(np.int16)
+    values = frames.astype(np.int16)
     return np.mean([np.abs(np.diff(values, axis=axis)).mean(axis=(-3, -2, -1))
                     for axis in (-3, -2)], axis=0)
 
@@ -204,7 +192,7 @@ def black_share(frames: np.ndarray) -> np.ndarray:
     Returns:
         Shares (...).
     """
-    return (_checked(frames, 3) < BLACK).all(axis=-1).mean(axis=(-2, -1))
+    return (frames < BLACK).all(axis=-1).mean(axis=(-2, -1))
 
 
 def static_rollouts(frames: np.ndarray, last: int = 16) -> np.ndarray:
@@ -219,13 +207,7 @@ def static_rollouts(frames: np.ndarray, last: int = 16) -> np.ndarray:
 
     Returns:
         Mask of the static rollouts, bool (N,).
-
-    Raises:
-        UserError: if ``last`` is not in this range.
     """
-    length = _checked(frames, 5).shape[1]
-    if not 2 <= last <= length:
-        raise UserError(f"static_rollouts compares 2 to {length} frames per rollout, not {last}")
     changes = [np.abs(np.diff(rollout[-last:].astype(np.int16), axis=0)).mean()
                for rollout in frames]
     return np.array(changes) < STATIC_CHANGE
@@ -288,11 +270,8 @@ def calibration(probabilities: np.ndarray, outcomes: np.ndarray, clusters: np.nd
     Returns:
         The measures; intervals are 95 % intervals over clusters unless said otherwise. NaN where
         undefined, for example if the event never occurs.
-
-    Raises:
-        UserError: if shapes differ, there are no cases, or values are outside their range.
     """
-    p, y = _forecast(probabilities, outcomes, clusters, num_worlds)
+    p, y = np.asarray(probabilities, np.float64), np.asarray(outcomes, np.float64)
     bootstrap = ClusterBootstrap(clusters, seed)
     ones, squared = np.ones(len(p)), (p - y)**2
     skill, fair_skill = (
@@ -371,9 +350,9 @@ def relative_skill(probabilities: np.ndarray, outcomes: np.ndarray, clusters: np
         skill is above 0; 95 % intervals over clusters.
 
     Raises:
-        UserError: see ``calibration``; or if the oracle knows no case.
+        UserError: if the oracle knows no case.
     """
-    p, y = _forecast(probabilities, outcomes, clusters, num_worlds)
+    p, y = np.asarray(probabilities, np.float64), np.asarray(outcomes, np.float64)
     frequencies, numbers = oracle
     known = numbers >= 2
     if not known.any():
@@ -418,32 +397,8 @@ def _perfect_reliabilities(probabilities: np.ndarray, outcomes: np.ndarray, num_
     return np.array(reliabilities)
 
 
-def _forecast(probabilities: np.ndarray, outcomes: np.ndarray, clusters: np.ndarray,
-              num_worlds: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return probabilities and outcomes as float64; raise UserError if they are not valid."""
-    p, y = np.asarray(probabilities, np.float64), np.asarray(outcomes, np.float64)
-    if p.ndim != 1 or not len(p) or not p.shape == y.shape == np.shape(clusters):
-        raise UserError(f"got probabilities {p.shape}, outcomes {y.shape} and clusters "
-                        f"{np.shape(clusters)}; all three need the same shape (N,)")
-    if not ((p >= 0) & (p <= 1)).all() or not np.isin(y, (0, 1)).all():
-        raise UserError("probabilities must be from 0 to 1, and outcomes 0 or 1")
-    if num_worlds is not None and num_worlds < 2:
-        raise UserError(f"num_worlds must be at least 2, not {num_worlds}")
-    return p, y
-
-
-def _checked(frames: np.ndarray, least_axes: int) -> np.ndarray:
-    """Return the frames; raise UserError unless they are uint8 with enough axes."""
-    if frames.dtype != np.uint8 or frames.ndim < least_axes or not frames.size:
-        raise UserError(f"frames must be a uint8 array with {least_axes} or more axes and at least "
-                        f"one frame, not {frames.dtype} {frames.shape}")
-    return frames
-
-
 def _colours(frames: np.ndarray) -> np.ndarray:
     """Return the colour number, 5 bits per channel, of each pixel of frames (..., H, W, 3)."""
-    if _checked(frames, 3).shape[-1] != 3:
-        raise UserError(f"frames need three channels in their last axis, not {frames.shape}")
     red, green, blue = np.moveaxis(frames >> 3, -1, 0).astype(np.int64)
     return red << 10 | green << 5 | blue
 

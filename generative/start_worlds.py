@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.rollout_files import RolloutFolder
 from common.devices import Compute
 from common.errors import UserError
+from generative.dataset import WindowPlace
 from generative.networks import LatentSampler
 from generative.prior import Prior
 from generative.simulator import Simulator, Start
@@ -33,6 +35,28 @@ def rounded(world: World) -> World:
     """Round the numbers of a world to half precision, as in sample files."""
     return dataclasses.replace(world, **{name: getattr(world, name).half().float() for name in (
         "squares", "places", "velocities")})
+
+
+def read_places(folder: RolloutFolder, places: Sequence[WindowPlace], num_init_steps: int
+                ) -> tuple[Tensor, Tensor, Tensor]:
+    """Read what a simulation starts from at recorded frames.
+
+    Args:
+        places: the frames (B).
+        num_init_steps: I, number of initial frames, the last of which is the recorded frame.
+
+    Returns:
+        Initial frames, uint8 (I, B, C, H, W); hidden states that enter the agent at the last ones,
+        float32 (B, D); and the actions that led to the last ones, int64 (B,).
+    """
+    frames, hidden, actions = [], [], []
+    for place in places:
+        files, end = folder.array_files(place.episode), place.frame + 1
+        frames.append(files.frames.rows(end - num_init_steps, end))
+        hidden.append(files.hidden_states.rows(place.frame, end)[0])
+        actions.append(int(folder.steps(place.episode)["action"].iloc[place.frame - 1]))
+    return (torch.from_numpy(np.stack(frames, axis=1)), torch.from_numpy(np.stack(hidden)),
+            torch.tensor(actions))
 
 
 @torch.no_grad()

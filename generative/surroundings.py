@@ -30,7 +30,7 @@ from generative.simulator import Simulator, Start
 from generative.spatial import split_state
 from generative.squares import World
 from generative.start_optimisation.prior_starts import TIMES
-from generative.start_worlds import recorded_starts
+from generative.start_worlds import read_places, recorded_starts
 from generative.world_tables import event_probability
 
 DEATH, TURN, VALUE = AIMS = ("death", "turn", "value")
@@ -152,17 +152,14 @@ class View:
         Args:
             seed: seed of what lies beyond the worlds.
         """
-        files, num = folder.array_files(place.episode), simulator.config.num_init_steps
-        frames = files.frames.rows(place.frame - num + 1, place.frame + 1)  # (I, C, H, W)
-        images = torch.from_numpy(frames).to(compute.device)[:, None].float() / 255
-        hidden = files.hidden_states.rows(place.frame, place.frame + 1)
-        action = int(folder.steps(place.episode)["action"].iloc[place.frame - 1])
+        frames, hidden, action = read_places(folder, [place], simulator.config.num_init_steps)
+        images = frames.to(compute.device).float() / 255
         seeds = torch.tensor([seed], device=compute.device)
         with compute.autocast():
             vectors = simulator.encode(images).float()
             start = recorded_starts(
-                simulator, vectors, images[-1], torch.from_numpy(hidden).to(compute.device),
-                torch.tensor([action], device=compute.device), seeds)
+                simulator, vectors, images[-1], hidden.to(compute.device),
+                action.to(compute.device), seeds)
         squares, world = simulator.squares, start.world
         assert squares is not None and world is not None
         size, num = squares.pixels_per_square, world.squares.shape[1]

@@ -13,16 +13,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.agent_file import adam_moments
 from common.cli import count, from_zero, output_file, seed
-from common.config import check_entries
 from common.cuda_graph import GraphedFunction
 from common.devices import Compute
 from common.errors import Stopped, UserError
@@ -30,6 +28,7 @@ from common.files import load_tensors, save_tensors
 from common.options import ComputeOptions, OutputFileOptions, command, option
 from common.progress import Progress
 from common.signals import deferred_signals
+from common.training import restoring
 from generative.batches import AlignedBatch, align, in_batches, true_phase
 from generative.camera import FASTEST
 from generative.config import GRID
@@ -185,25 +184,14 @@ class PriorTraining:
                 "weights": [parameter.detach() for parameter in self.network.parameters()],
                 "optimizer": self._optimizer.state_dict()}
 
-    def load(self, state: object, where: str) -> None:
-        """Restore the result of ``state``.
-
-        Raises:
-            UserError: if the state does not fit the network.
-        """
-        kinds = {"batches": int, "average": list, "weights": list, "optimizer": {"state": dict}}
-        entries = check_entries(state, kinds, where, kinds)
-        shapes = {str(number): parameter.shape
-                  for number, parameter in enumerate(self.network.parameters())}
-        for name in ("average", "weights"):
-            if [getattr(tensor, "shape", None) for tensor in entries[name]] != [*shapes.values()]:
-                raise UserError(f"{where}: '{name}' does not fit the network")
-        moments = adam_moments(entries["optimizer"], shapes, where)
-        self.batches, self._average = entries["batches"], entries["average"]
-        self._copy(entries["weights"])
+    def load(self, state: dict) -> None:
+        """Restore the result of ``state``, which may come from another device."""
+        self.batches = state["batches"]
+        _copy(state["average"], self._average)
+        _copy(state["weights"], self.network.parameters())
         # The rest of the optimiser's state depends on the device.
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": {
-            number: entry for number, entry in enumerate(moments) if entry is not None}})
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(),
+                                         "state": state["optimizer"]["state"]})
 
     def train(self, save: Callable[[], None]) -> int:
         """Train until the end or a stop signal; the network then has the averaged weights.
@@ -228,7 +216,7 @@ class PriorTraining:
             status = 128 + received[0] if received else 0
         torch.set_flush_denormal(False)
         save()
-        self._copy(self._average)
+        _copy(self._average, self.network.parameters())
         self.network.requires_grad_(False).eval()
         return status
 
@@ -256,10 +244,11 @@ class PriorTraining:
         self._optimizer.step()
         return (loss.detach(),)
 
-    @torch.no_grad()
-    def _copy(self, weights: list[Tensor]) -> None:
-        for parameter, weight in zip(self.network.parameters(), weights, strict=True):
-            parameter.copy_(weight)
+
+@torch.no_grad()
+def _copy(values: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
 
 
 def train_prior(options: TrainPriorOptions) -> Path:
@@ -281,8 +270,9 @@ def train_prior(options: TrainPriorOptions) -> Path:
     checkpoint = options.output.with_suffix(".training.pt")
     if checkpoint.exists():
         saved = load_tensors(checkpoint, "checkpoint of the prior")
-        for name, training in trainings.items():
-            training.load(saved.get(name), f"{checkpoint}, '{name}'")
+        with restoring(checkpoint):
+            for name, training in trainings.items():
+                training.load(saved[name])
 
     def save() -> None:
         save_tensors(checkpoint, {name: training.state() for name, training in trainings.items()})

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,17 +20,12 @@ from torch import Tensor
 from agents.agent_file import load_agent
 from agents.frames import to_frames
 from agents.replay import recorded_game
-from common.config import SETTINGS_NAME, save_settings
 from common.cuda_graph import GraphedFunction
 from common.devices import Compute
 from common.distributed import SINGLE, Distributed
 from common.errors import NonFiniteLoss, UserError
 from common.game_constants import pixels_per_square
-from common.locks import FolderLock, claim_folder
-from common.metrics_log import MetricsLog
-from common.progress import Progress
-from common.saved_state import check_generator, check_like
-from common.signals import deferred_signals
+from common.training import Run, restoring
 from common.video import side_by_side, write_video
 from generative.batches import (
     AlignedBatch,
@@ -66,7 +60,6 @@ from generative.simulator import Simulator, stack
 from generative.squares import SquareImages
 from generative.world_data import WORLDS_NAME, attach_worlds
 
-SECONDS_BETWEEN_SAVES = 600
 VIDEO_WINDOWS = 4
 VIDEO_SCALE = 2
 VIDEO_FRAMES_PER_SECOND = 5
@@ -75,7 +68,7 @@ _BASIS_FRAMES = 3000  # frames that the basis of image patches is fitted to
 logger = logging.getLogger(__name__)
 
 
-class SimulatorTraining:
+class SimulatorTraining(Run):
     """A training run and its folder.
 
     Args:
@@ -91,10 +84,12 @@ class SimulatorTraining:
             there are more processes than windows in a batch.
     """
 
+    unit = work = "batch"
+
     def __init__(self, folder: Path, settings: SimulatorRunSettings, compute: Compute,
                  world: Distributed = SINGLE):
-        self.folder, self.settings, self.compute = folder, settings, compute
-        self.world = world
+        super().__init__(folder, compute, world, bool(checkpoints(folder)))
+        self.settings = settings
         config, training = settings.simulator, settings.training
         self.dataset = RolloutDataset(Path(settings.data_dir), config.num_init_steps,
                                       config.num_sim_steps, training.terminal_absorbing)
@@ -107,7 +102,6 @@ class SimulatorTraining:
         torch.manual_seed(settings.seed)
         policy = load_agent(Path(settings.agent_file))
         self.dataset.check_agent(Path(settings.agent_file), policy)
-        lock = FolderLock(folder) if world.is_main and checkpoints(folder) else None
         saved = world.broadcast(checkpoints(folder))
         start_file = saved[-1] if saved else Path(settings.model_file)
         starts = bool(saved or settings.model_file)
@@ -129,9 +123,9 @@ class SimulatorTraining:
             if order.batch_size < world.world_size:
                 raise UserError(f"{world.world_size} processes cannot share a batch of "
                                 f"{order.batch_size} {name}; start fewer processes")
-        self.num_batches = training.epochs * self._order.batches_per_epoch
+        self.num_steps = training.epochs * self._order.batches_per_epoch
         if settings.max_batches:
-            self.num_batches = min(self.num_batches, settings.max_batches)
+            self.num_steps = min(self.num_steps, settings.max_batches)
 
         simulator = published.simulator if published else Simulator(config, policy)
         if config.is_spatial and not published:
@@ -163,22 +157,13 @@ class SimulatorTraining:
         self._run_step: Callable[..., tuple[Tensor, ...]] = self._step
         if is_graph:
             self._run_step = GraphedFunction(self._step, compute.device, self._generator)
-        self.batches, self._elapsed = 0, 0.0
         self._unlogged: list[dict[str, Tensor]] = []  # metrics of the batches since the last row
         if saved and published:
-            self._load_state({**published.more, "optimizer_state_dict": published.moments},
-                             start_file)
-            world.warn_if_world_size_changed(published.more.get("ranks", 1), start_file)
-        self._lock: FolderLock | None = None
-        self.log: MetricsLog | None = None
-        if world.is_main:
-            self._lock = lock or claim_folder(folder, SETTINGS_NAME)
-            self.folder = self._lock.folder
-            save_settings(self.folder, settings)
-            self.log = MetricsLog(self.folder / PROGRESS_NAME, columns_of(self.settings.simulator),
-                                  self.batches if saved else None)
-        self.folder = world.broadcast(self.folder)
-        self._session_start = self._saved_at = time.monotonic()
+            self._load_state({**self._on_device(published.more),
+                              "optimizer_state_dict": published.moments}, start_file)
+        self._open(settings, PROGRESS_NAME, columns_of(settings.simulator))
+        if self.steps and world.is_main and not self._video.exists():
+            self._write_video()  # the run was killed between a checkpoint and its video
 
     def _resolved(self, config: SimulatorConfig, first: SimulatorRunSettings | None
                   ) -> SimulatorConfig:
@@ -208,32 +193,14 @@ class SimulatorTraining:
         """
         if state.get("batches") == 0:  # stopped before the first step, so Adam has no moments
             state = {**state, "optimizer_state_dict": {}}
-        for key in ("optimizer_state_dict", "generator", "unlogged", "batches", "wall_time"):
-            if state.get(key) is None:
-                raise UserError(f"{path} has no '{key}', so the run cannot be resumed from it; "
-                                "start a new run with --model_file")
-        check_generator(state["generator"], self._generator, f"{path}: 'generator'")
-        check_like({name: state.get(name, 1) for name in ("batches", "wall_time", "ranks")},
-                   {"batches": 0, "wall_time": 0.0, "ranks": 1}, str(path))
-        rows, metrics = state["unlogged"], dict.fromkeys(self._metric_names, torch.zeros(()))
-        check_like(rows, [metrics] * (len(rows) if isinstance(rows, list) else 0),
-                   f"{path}: 'unlogged'")
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(),
-                                        "state": state["optimizer_state_dict"]})
-        if self._average is not None:
-            self._load_trained_weights(state.get("trained_weights"), path)
-        self._generator.set_state(state["generator"])
-        self._unlogged = [{name: value.to(self.compute.device) for name, value in row.items()}
-                          for row in rows]  # those of a resumed run may be on another device
-        self.batches, self._elapsed = state["batches"], state["wall_time"]
-
-    def _load_trained_weights(self, weights: object, path: Path) -> None:
-        """Restore the trained weights; the simulator in the checkpoint has their moving average."""
-        shapes = [parameter.shape for parameter in self._parameters]
-        if not isinstance(weights, list) or [getattr(w, "shape", None) for w in weights] != shapes:
-            raise UserError(f"the run cannot be resumed from {path}: 'trained_weights' is missing "
-                            "or does not fit the simulator")
-        _copy(weights, self._parameters)
+        with restoring(path):
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(),
+                                            "state": state["optimizer_state_dict"]})
+            if self._average is not None:  # the simulator in the checkpoint has the average
+                _copy(state["trained_weights"], self._parameters)
+            self._generator.set_state(state["generator"])
+            self._unlogged = state["unlogged"]
+            self._resume(state["batches"], state["wall_time"], state.get("ranks", 1), path)
 
     @property
     def _metric_names(self) -> tuple[str, ...]:
@@ -255,67 +222,36 @@ class SimulatorTraining:
     @property
     def epoch(self) -> int:
         """Number of complete epochs."""
-        return self.batches // self._order.batches_per_epoch
-
-    @property
-    def wall_time(self) -> float:
-        """Wall time over all sessions, in seconds."""
-        return self._elapsed + time.monotonic() - self._session_start
-
-    @property
-    def finished(self) -> bool:
-        return self.batches >= self.num_batches
+        return self.steps // self._order.batches_per_epoch
 
     @property
     def newest_checkpoint(self) -> Path:
         return checkpoints(self.folder)[-1]
 
     def train(self) -> int:
-        """Train until the end, or until one of :data:`common.signals.STOP_SIGNALS` is received.
+        training = self.settings.training
+        with contextlib.closing(BatchReader(
+                self.dataset, self._order, self.steps, self.compute.device,
+                self.world.local_slice(self._order.batch_size))) as reader:
+            self._windows = iter(reader)
+            self._speed = SpeedMeter(reader, training.batch_size
+                                     * self.settings.simulator.num_sim_steps)
+            return super().train()
 
-        Returns:
-            0 if the run is finished, 128 + the signal's number if any process received a signal. In
-            both cases, a checkpoint has been written.
+    def _advance(self) -> str:
+        """Train on a batch, and append a row to the log if it is due."""
+        self._unlogged.append(self.one_batch(next(self._windows)))
+        self.steps += 1
+        self._speed.batches += 1
+        if self.steps % self.settings.training.log_interval:
+            return ""
+        row = {**self._row(), **self._speed.since_last_call()}
+        self._append(row)
+        return f"loss {row['loss']:.4g}, held out {row['held_out_loss']:.4g}"
 
-        Raises:
-            NonFiniteLoss: if the gradient became infinite or NaN; the last checkpoint is kept.
-            LostProcess: if another process has ended; earlier checkpoints are kept.
-        """
-        training, world = self.settings.training, self.world
-        reader = BatchReader(self.dataset, self._order, self.batches, self.compute.device,
-                             world.local_slice(self._order.batch_size))
-        speed = SpeedMeter(reader, training.batch_size * self.settings.simulator.num_sim_steps)
-        saved_at_batch, stopped = -1, 0
-        if self.batches and world.is_main and not self._video.exists():
-            self._write_video()  # the run was killed between a checkpoint and its video
-        try:
-            with (deferred_signals("batch", second_acts=not world.is_distributed) as received,
-                  Progress(self.num_batches, "batch", self.batches) as progress):
-                for windows in reader:
-                    stopped = world.max(max(received, default=0))
-                    if self.finished or stopped:
-                        break
-                    self._unlogged.append(self.one_batch(windows))
-                    self.batches += 1
-                    speed.batches += 1
-                    if self.batches % training.log_interval == 0:
-                        row = {**self._row(), **speed.since_last_call()}
-                        if self._lock is not None and self.log is not None:
-                            self._lock.check()
-                            self.log.append(row)
-                        progress.update(self.batches, f"loss {row['loss']:.4g}, held out "
-                                        f"{row['held_out_loss']:.4g}")
-                    if self.batches % training.save_interval == 0 or world.broadcast(
-                            time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES):
-                        self._save()
-                        saved_at_batch = self.batches
-                if saved_at_batch != self.batches:
-                    self._save()
-        finally:
-            reader.close()
-            if self.log is not None:
-                self.log.close()
-        return 0 if self.finished else 128 + stopped
+    @property
+    def _is_checkpoint(self) -> bool:
+        return self.steps % self.settings.training.save_interval == 0
 
     def _forward(self, windows: AlignedBatch, generator: torch.Generator, num: int
                  ) -> tuple[SimulatorLosses, dict[str, Tensor]]:
@@ -391,7 +327,7 @@ class SimulatorTraining:
             NonFiniteLoss: if the gradient became infinite or NaN.
         """
         training = self.settings.training
-        rate = training.lr_at(self.batches, self.num_batches)
+        rate = training.lr_at(self.steps, self.num_steps)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -402,11 +338,11 @@ class SimulatorTraining:
         norm = float(metrics["gradient_norm"])
         if not math.isfinite(norm):
             raise NonFiniteLoss(f"the gradient became {norm}, the loss "
-                                f"{float(metrics['loss'])}, after {self.batches} batches; training "
+                                f"{float(metrics['loss'])}, after {self.steps} batches; training "
                                 f"stopped, and earlier checkpoints in {self.folder} were kept")
         if self._average is not None:
             # The decay is smaller at first, so that the average forgets the initial weights.
-            decay = min(training.average_decay, (1 + self.batches) / (10 + self.batches))
+            decay = min(training.average_decay, (1 + self.steps) / (10 + self.steps))
             torch._foreach_lerp_(self._average, [parameter.detach() for parameter
                                                  in self._parameters], 1 - decay)
         return metrics
@@ -428,7 +364,7 @@ class SimulatorTraining:
     @torch.no_grad()
     def _row(self) -> dict[str, float]:
         """Compute a row of the log: means since the last row, and metrics of a held-out batch."""
-        number = self.batches // self.settings.training.log_interval
+        number = self.steps // self.settings.training.log_interval
         num = self._held_out.batch_size
         own = self._held_out[number][self.world.local_slice(num)]
         windows = self.dataset.batch(own).to(self.compute.device)
@@ -438,18 +374,18 @@ class SimulatorTraining:
         means = {name: float(torch.stack([metrics[name] for metrics in self._unlogged]).mean())
                  for name in self._unlogged[0]}
         self._unlogged = []
-        return {"batches": self.batches, "epoch": self.epoch, "wall_time": self.wall_time,
+        return {"batches": self.steps, "epoch": self.epoch, "wall_time": self.wall_time,
                 **means, **{f"held_out_{name}": float(held_out[name])
                             for name in self._metric_names[1:]}}
 
-    def _save(self) -> None:
+    def _write_state(self) -> None:
         """Write a checkpoint and a video, and delete old checkpoints."""
         if self._lock is None:
             return
         self._lock.check()
         training = self.settings.training
-        batch = self.batches % self._order.batches_per_epoch
-        more = {"batches": self.batches, "wall_time": self.wall_time,
+        batch = self.steps % self._order.batches_per_epoch
+        more = {"batches": self.steps, "wall_time": self.wall_time,
                 "generator": self._generator.get_state(), "unlogged": self._unlogged,
                 **({} if not self.world.is_distributed else {"ranks": self.world.world_size})}
         if self._average is not None:
@@ -460,11 +396,10 @@ class SimulatorTraining:
                            self._unused, self.optimizer.state_dict(), more)
         prune_checkpoints(self.folder, training.keep_newest, training.keep_hours)
         self._write_video()
-        self._saved_at = time.monotonic()
 
     @property
     def _video(self) -> Path:
-        return self.folder / "recons_v_preds" / f"batch_{self.batches:07d}.mp4"
+        return self.folder / "recons_v_preds" / f"batch_{self.steps:07d}.mp4"
 
     @torch.no_grad()
     def _write_video(self) -> None:

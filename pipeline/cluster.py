@@ -1,7 +1,7 @@
 """Cluster jobs: resource requests (``hyperparams/cluster.yml``), and commands of the schedulers.
 
-A ``Scheduler`` object holds the options of a job, the names of its states, and the command that
-requeues it. A job receives SIGUSR1 when its time is nearly up, and SIGTERM when it is cancelled.
+A ``Scheduler`` object holds the commands that submit, list, cancel and requeue jobs. A job receives
+SIGUSR1 when its time is nearly up, and SIGTERM when it is cancelled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -36,7 +36,6 @@ _LEAST = {"memory_gb": 1, "cores": 1, "gpus": 0, "processes": 1, "shards": 1}
 TIME_IS_UP = signal.SIGUSR1
 TASK = "@task@"  # shell-safe placeholder in a command for the index of the array task
 SECONDS_TO_ANSWER = 120
-_OPTIONAL = ("gpus", "tasks", "dependencies")  # options are omitted if one of these is empty
 
 
 # Requests
@@ -187,6 +186,51 @@ class Job:
     whatever: bool = False
     tasks: tuple[int, ...] = ()
 
+    @property
+    def minutes(self) -> int:
+        """Time limit in minutes, rounded up."""
+        return math.ceil(seconds_of(self.resources.time) / 60)
+
+    @property
+    def indices(self) -> str:
+        """Indices of the array tasks, separated by commas; "" for a single job."""
+        return ",".join(map(str, self.tasks))
+
+    def line(self, task_variable: str) -> str:
+        """Return the command line for a shell that knows the array index as a variable."""
+        return shlex.join(self.command).replace(TASK, f'"${task_variable}"')
+
+
+def _sbatch(job: Job, config: ClusterConfig) -> list[str]:
+    """Return the command that submits a job to Slurm."""
+    resources, condition = job.resources, "afterany" if job.whatever else "afterok"
+    dependencies = ",".join(f"{condition}:{number}" for number in job.after)
+    return [
+        "sbatch", "--parsable", f"--job-name={job.name}",
+        f"--output={job.log}-{'%A_%a' if job.tasks else '%j'}.out", "--open-mode=append",
+        f"--time={job.minutes}", "--nodes=1", "--ntasks=1", f"--cpus-per-task={resources.cores}",
+        f"--mem={resources.memory_gb}G", *([f"--gpus={resources.gpus}"] if resources.gpus else []),
+        f"--signal=B:USR1@{config.stop_seconds}", "--requeue",
+        *([f"--array={job.indices}"] if job.tasks else []),
+        *([f"--dependency={dependencies}", "--kill-on-invalid-dep=yes"] if job.after else []),
+        *config.slurm_options,
+        f"--wrap=exec {job.line('SLURM_ARRAY_TASK_ID')}"]
+
+
+def _bsub(job: Job, config: ClusterConfig) -> list[str]:
+    """Return the command that submits a job to LSF, which requeues it if its exit status is 75."""
+    resources, condition = job.resources, "ended" if job.whatever else "done"
+    dependencies = " && ".join(f"{condition}({number})" for number in job.after)
+    return [
+        "bsub", "-J", f"{job.name}[{job.indices}]" if job.tasks else job.name,
+        "-o", f"{job.log}-{'%J_%I' if job.tasks else '%J'}.out", "-W", f"{job.minutes}",
+        "-n", f"{resources.cores}",
+        "-R", f"span[hosts=1] rusage[mem={resources.memory_gb}GB/host]",
+        *(["-gpu", f"num={resources.gpus}"] if resources.gpus else []),
+        "-wa", "USR1", "-wt", f"{math.ceil(config.stop_seconds / 60)}", "-r", "-Q", "75",
+        *(["-w", dependencies, "-ti"] if job.after else []), *config.lsf_options,
+        f"exec {job.line('LSB_JOBINDEX')}"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
@@ -194,23 +238,24 @@ class Entry:
 
     Attributes:
         job: ID of the job or of its array.
-        task: index in the array; 0 for a single job.
         state: QUEUED, RUNNING, DONE, or FAILED for all other jobs that have ended.
         word: the scheduler's name of the state, in lower case.
-        why: the scheduler's reason why the job is pending, or "".
-        never: whether its dependencies can never be satisfied.
+        why: the scheduler's reason why a queued job is pending, or "".
         time: elapsed run time, in the scheduler's format.
         host: host on which it runs, or "".
     """
 
     job: str
-    task: int
     state: str
     word: str
     why: str = ""
-    never: bool = False
     time: str = ""
     host: str = ""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the job is queued, but its dependencies can never be satisfied."""
+        return re.search("never ?satisfied", self.why, re.IGNORECASE) is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,64 +264,29 @@ class Scheduler:
 
     Attributes:
         name: name of the scheduler.
-        program: program that submits a job.
-        options: options of a job, in groups of words with placeholders. A group is omitted if it
-            contains a placeholder in ``_OPTIONAL`` whose value is empty.
-        user_options: name of the field of the cluster file that holds further options.
-        conditions: three texts: a dependency on the success of job ``{}``, a dependency on the end
-            of job ``{}``, and the separator of several dependencies.
-        log_names: suffixes of the names of logs, for a job and for an array task.
-        wrap: prefix of the last argument, which contains the job's command line.
-        number: regular expression that finds the job ID in the output of ``program``.
+        submission: function that returns the command that submits a job.
+        number: regular expression that finds the job ID in the output of this command.
         queue: command that lists the user's jobs, including ended ones. It prints a line per job:
-            job, task, state, time, host and reason, separated by |.
-        waiting: names of the states of pending jobs.
-        running: names of the states of running jobs.
-        succeeded: names of the states of jobs that have succeeded; all other jobs have failed.
+            job, state, time, host and reason, separated by |.
+        states: QUEUED, RUNNING or DONE by the scheduler's names of states; jobs in all other states
+            have failed.
         cancel: program that cancels jobs.
-        requeue: command that requeues job ``{}``; empty if ``requeue_status`` is enough.
+        requeue: command that requeues a job, without its ID; empty if ``requeue_status`` is enough.
         requeue_status: exit status of a job that is requeued.
         job_variables: environment variables with the job's ID; the first one that is set is used.
         task_variable: environment variable with the index of the array task.
     """
 
     name: str
-    program: str
-    options: tuple[tuple[str, ...], ...]
-    user_options: str
-    conditions: tuple[str, str, str]
-    log_names: tuple[str, str]
-    wrap: str
+    submission: Callable[[Job, ClusterConfig], list[str]]
     number: str
     queue: tuple[str, ...]
-    waiting: tuple[str, ...]
-    running: tuple[str, ...]
-    succeeded: tuple[str, ...]
+    states: Mapping[str, str]
     cancel: str
     requeue: tuple[str, ...]
     requeue_status: int
     job_variables: tuple[str, ...]
     task_variable: str
-
-    def submission(self, job: Job, config: ClusterConfig) -> list[str]:
-        """Return the command that submits a job."""
-        succeeded, ended, separator = self.conditions
-        condition = ended if job.whatever else succeeded
-        tasks = ",".join(map(str, job.tasks))
-        fields = {
-            "name": job.name, "tasks": tasks, "index": f"[{tasks}]" if tasks else "",
-            "log": f"{job.log}-{self.log_names[bool(tasks)]}.out",
-            "minutes": math.ceil(seconds_of(job.resources.time) / 60), "cores": job.resources.cores,
-            "memory_gb": job.resources.memory_gb, "gpus": job.resources.gpus,
-            "signal": TIME_IS_UP.name.removeprefix("SIG"), "stop_seconds": config.stop_seconds,
-            "stop_minutes": math.ceil(config.stop_seconds / 60),
-            "dependencies": separator.join(map(condition.format, job.after))}
-        command = [self.program]
-        for group in self.options:
-            if all(fields[name] for name in _OPTIONAL if f"{{{name}}}" in " ".join(group)):
-                command += [word.format(**fields) for word in group]
-        line = shlex.join(job.command).replace(TASK, f'"${self.task_variable}"')
-        return [*command, *getattr(config, self.user_options), f"{self.wrap}exec {line}"]
 
     def parse_number(self, answer: str) -> str | None:
         """Return the ID of a submitted job; None if ``answer`` contains none."""
@@ -287,27 +297,23 @@ class Scheduler:
         """Parse the output of the command ``queue``."""
         entries = []
         for line in re.findall(r"^\d.*\|.*$", answer, re.MULTILINE):
-            job, task, word, time, host, why = (
+            job, word, time, host, why = (
                 "" if cell.strip() in ("-", "None") else cell.strip()
-                for cell in line.split("|", 5))
-            state = (QUEUED if word in self.waiting else RUNNING if word in self.running else
-                     DONE if word in self.succeeded else FAILED)
-            entries.append(Entry(
-                job, int(task) if task.isdecimal() else 0, state, word.lower(),
-                why if state == QUEUED else "",
-                re.search("never ?satisfied", why, re.IGNORECASE) is not None, time,
-                host if state == RUNNING else ""))
+                for cell in line.split("|", 4))
+            state = self.states.get(word, FAILED)
+            entries.append(Entry(job, state, word.lower(), why if state == QUEUED else "", time,
+                                 host if state == RUNNING else ""))
         return entries
 
     def is_here(self) -> bool:
         """Return whether the scheduler's programs are installed on this machine."""
-        return shutil.which(self.program) is not None
+        return shutil.which(self.queue[0]) is not None
 
     def check(self) -> None:
         """Raise UserError if the scheduler is not installed on this machine."""
         if not self.is_here():
-            raise UserError(f"there is no {self.program} on this machine; submit from a machine of "
-                            f"a {self.name} cluster")
+            raise UserError(f"there is no {self.queue[0]} on this machine; use a machine of a "
+                            f"{self.name} cluster")
 
     def list_jobs(self) -> list[Entry]:
         """Return the jobs of this user that the scheduler still lists.
@@ -326,10 +332,11 @@ class Scheduler:
         Raises:
             UserError: if the scheduler refuses the job.
         """
-        answer = self._run(self.submission(job, config))
+        command = self.submission(job, config)
+        answer = self._run(command)
         number = None if answer.returncode else self.parse_number(answer.stdout)
         if number is None:
-            raise UserError(f"{self.program} refuses {job.name}: {_in_one_line(answer)}")
+            raise UserError(f"{command[0]} refuses {job.name}: {_in_one_line(answer)}")
         return number
 
     def cancel_jobs(self, jobs: Sequence[str]) -> None:
@@ -337,10 +344,9 @@ class Scheduler:
         self._run([self.cancel, *jobs])
 
     def requeue_job(self, job: str) -> int:
-        """Requeue a job whose time is up, and return the status with which it must exit. (LSF
-        requeues jobs that exit with this status.)"""
+        """Requeue a job whose time is up, and return the status with which it must exit."""
         if self.requeue:
-            subprocess.run([word.format(job) for word in self.requeue])
+            subprocess.run([*self.requeue, job])
         return self.requeue_status
 
     def own_job(self) -> str:
@@ -369,40 +375,25 @@ def _in_one_line(answer: subprocess.CompletedProcess[str]) -> str:
 SCHEDULERS = {
     # Tested with Slurm 22.05; accounting is not needed. COMPLETING jobs have succeeded.
     "slurm": Scheduler(
-        "Slurm", "sbatch",
-        (("--parsable", "--job-name={name}", "--output={log}", "--open-mode=append",
-          "--time={minutes}", "--nodes=1", "--ntasks=1", "--cpus-per-task={cores}",
-          "--mem={memory_gb}G"),
-         ("--gpus={gpus}",), ("--signal=B:{signal}@{stop_seconds}", "--requeue"),
-         ("--array={tasks}",),
-         ("--dependency={dependencies}", "--kill-on-invalid-dep=yes")),
-        "slurm_options", conditions=("afterok:{}", "afterany:{}", ","),
-        log_names=("%j", "%A_%a"), wrap="--wrap=",
+        "Slurm", _sbatch,
         number=r"\A(\d+)(?:;\S+)?\s*\Z",  # in a federation, the cluster follows after a semicolon
         queue=("squeue", "--me", "--noheader", "--array", "--states=all",
-               "--format=%F|%K|%T|%M|%N|%r"),
-        waiting=("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD",
-                 "SPECIAL_EXIT"),
-        running=("RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT",
-                 "STOPPED"),
-        succeeded=("COMPLETED", "COMPLETING"),
-        cancel="scancel", requeue=("scontrol", "requeue", "{}"),
+               "--format=%F|%T|%M|%N|%r"),
+        states={**dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD",
+                                 "RESV_DEL_HOLD", "SPECIAL_EXIT"), QUEUED),
+                **dict.fromkeys(("RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "SIGNALING",
+                                 "STAGE_OUT", "STOPPED"), RUNNING),
+                "COMPLETED": DONE, "COMPLETING": DONE},
+        cancel="scancel", requeue=("scontrol", "requeue"),
         requeue_status=128 + signal.SIGTERM,
         job_variables=("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"),
         task_variable="SLURM_ARRAY_TASK_ID"),
     # According to the LSF 10.1 manual; tested on the outputs shown there, not on a cluster.
     "lsf": Scheduler(
-        "LSF", "bsub",
-        (("-J", "{name}{index}", "-o", "{log}", "-W", "{minutes}", "-n", "{cores}",
-          "-R", "span[hosts=1] rusage[mem={memory_gb}GB/host]"),
-         ("-gpu", "num={gpus}"), ("-wa", "{signal}", "-wt", "{stop_minutes}", "-r", "-Q", "75"),
-         ("-w", "{dependencies}", "-ti")),
-        "lsf_options", conditions=("done({})", "ended({})", " && "),
-        log_names=("%J", "%J_%I"), wrap="",
-        number=r"^Job <(\d+)> is submitted to ",
+        "LSF", _bsub, number=r"^Job <(\d+)> is submitted to ",
         queue=("bjobs", "-a", "-noheader", "-o",
-               "jobid jobindex stat run_time first_host pend_reason delimiter='|'"),
-        waiting=("PEND", "PROV", "PSUSP", "WAIT", "FWD_PEND"),
-        running=("RUN", "USUSP", "SSUSP", "UNKWN"), succeeded=("DONE",),
+               "jobid stat run_time first_host pend_reason delimiter='|'"),
+        states={**dict.fromkeys(("PEND", "PROV", "PSUSP", "WAIT", "FWD_PEND"), QUEUED),
+                **dict.fromkeys(("RUN", "USUSP", "SSUSP", "UNKWN"), RUNNING), "DONE": DONE},
         cancel="bkill", requeue=(), requeue_status=75,
         job_variables=("LSB_JOBID",), task_variable="LSB_JOBINDEX")}

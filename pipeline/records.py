@@ -23,13 +23,13 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TextIO
 
 from common.config import typed
 from common.errors import UserError
-from common.files import atomic_path, is_sha256, read_description, save_json
-from common.locks import UNSUPPORTED, open_lock
+from common.files import atomic_path, read_description, save_json
+from common.locks import UNSUPPORTED
 
 # States of a stage, of a part of it and of a job, in local runs and on clusters.
 NOT_RUN = "not run"
@@ -41,7 +41,6 @@ FAILED = "failed"
 LOST = "lost"  # the scheduler does not list its job, which has not ended
 DONE = "done"
 SECONDS_TO_WAIT = 60  # longest wait for processes that a killed pipeline has left running
-MAX_NUMBER = 1e15  # of seconds or bytes in a record
 SECONDS_TO_BEGIN = 1800  # longest wait for the checksums computed by the first job of an array
 
 logger = logging.getLogger(__name__)
@@ -148,16 +147,6 @@ class Record:
     why: str
     begun: float = 0.0
 
-    def __post_init__(self):
-        if self.status not in (RUNNING, DONE, STOPPED, FAILED):
-            raise UserError(f"the status of a stage cannot be '{self.status}'")
-        if not all(0 <= number < MAX_NUMBER for number in (self.seconds, self.bytes, self.begun)):
-            raise UserError("seconds, bytes and begun must be numbers from 0")
-        for name, digest in self.outputs.items():
-            path = PurePath(name)
-            if not is_sha256(digest) or path.is_absolute() or ".." in path.parts:
-                raise UserError(f"'{name}' is not a file with a checksum")
-
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -166,7 +155,7 @@ class Part:
     Attributes:
         stage: name of the stage.
         shards: number of shards that the stage is divided into; 0 if it is not divided.
-        shard: number of the shard, from 1; 0 for a whole stage, or the job that joins the shards.
+        shard: number of the shard, from 1; 0 for a whole stage, or for joining its shards.
     """
 
     stage: str
@@ -185,37 +174,27 @@ class Part:
         join = ("--join",) if self.shards else ()
         return ("--shard", f"{self.shard}/{self.shards}") if self.shard else join
 
-    def of_shards(self) -> list[Part]:
-        """Return all shards of the stage."""
-        return [Part(self.stage, self.shards, shard) for shard in range(1, self.shards + 1)]
-
 
 @dataclasses.dataclass(frozen=True)
 class JobAttempt:
-    """Last attempt of a job at its part of a stage.
+    """Last attempt of a job at a stage or a shard.
 
     Attributes:
         job: ID of the job in the scheduler.
         number: number of the attempt, from 1; the scheduler can requeue a job.
-        host: host on which it ran.
-        date: start of the attempt.
-        status: see ``Record``.
-        exit_status: exit status; None while the attempt runs.
+        status: see ``Record``; of a job that joins the shards after its own, that of its own.
         shards: number of shards of the stage; 0 if it is not divided.
-        key: digest of the cache key of a shard, as in ``Record``; empty for other parts.
-        seconds: wall time in seconds over all attempts at a shard except killed ones; 0 for other
-            parts.
+        key: digest of the cache key of a shard, as in ``Record``; empty for a whole stage.
+        seconds: wall time in seconds over all attempts at a shard except killed ones; 0 for a whole
+            stage.
     """
 
     job: str
     number: int
-    host: str
-    date: str
     status: str
-    exit_status: int | None
     shards: int
-    key: str
-    seconds: float
+    key: str = ""
+    seconds: float = 0.0
 
 
 class Digests:
@@ -233,9 +212,7 @@ class Digests:
         self._own: dict[str, list] = {}
         for path in () if check else (*others, cache_file):
             with contextlib.suppress(UserError):  # checksums can always be recomputed
-                cached = {name: known for name, known in read_description(path).items()
-                          if isinstance(known, list) and list(map(type, known)) == [int, int, str]
-                          and is_sha256(known[2])}
+                cached = read_description(path)
                 self._known |= cached
                 if path == cache_file:
                     self._own = cached
@@ -358,9 +335,7 @@ class Experiment:
     def record(self, stage: str) -> Record | None:
         """Return the record of a stage; None if it is missing or damaged."""
         try:
-            content = read_description(self.folder / f"stage_{stage}.json")
-            content.pop("earlier", None)  # from records of earlier versions
-            return typed(Record, content, stage)
+            return typed(Record, read_description(self.folder / f"stage_{stage}.json"), stage)
         except UserError:
             return None
 
@@ -394,6 +369,14 @@ class Experiment:
     def save_attempt(self, part: Part, attempt: JobAttempt) -> None:
         save_json(self.folder / f"job_{part.name}.json", dataclasses.asdict(attempt))
 
+    def shard_attempts(self, stage: str, shards: int) -> dict[int, JobAttempt]:
+        """Return the last attempts at the shards of a stage that is divided into ``shards``
+        shards, by shard."""
+        attempts = {shard: self.attempt(Part(stage, shards, shard))
+                    for shard in range(1, shards + 1)}
+        return {shard: attempt for shard, attempt in attempts.items()
+                if attempt is not None and attempt.shards == shards}
+
     def shards_done(self, stage: str, shards: int, key: str) -> frozenset[int]:
         """Return the numbers of the completed shards of a stage.
 
@@ -402,9 +385,9 @@ class Experiment:
             shards: number of shards that the stage is divided into.
             key: digest of the cache key; shards that were completed with another key are excluded.
         """
-        attempts = {part.shard: self.attempt(part) for part in Part(stage, shards).of_shards()}
-        return frozenset(shard for shard, attempt in attempts.items() if attempt is not None and (
-            attempt.status, attempt.shards, attempt.key) == (DONE, shards, key))
+        return frozenset(
+            shard for shard, attempt in self.shard_attempts(stage, shards).items()
+            if (attempt.status, attempt.key) == (DONE, key))
 
     def shard_files(self, stage: str) -> list[Path]:
         """Return the files that record attempts at the shards of a stage."""
@@ -422,11 +405,11 @@ def _locked(path: Path, seconds: float, busy: str, shared: bool = False) -> Iter
         shared: acquire a shared lock instead of an exclusive one.
 
     Raises:
-        UserError: if the lock is not free in time, or its file is not a regular file.
+        UserError: if the lock is not free in time.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
-    with open_lock(path) as file:
+    with open(path, "a+") as file:
         end = time.monotonic() + seconds
         while not _try_lock(file, kind):
             if time.monotonic() >= end:

@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import os
 import shlex
-import socket
 import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -177,89 +176,88 @@ class Pipeline:
         """Run this job's part of a stage, unless it is complete; returns the exit status.
 
         The first job of an array decides whether the stage starts from scratch. The result of a
-        shard is stored in its ``JobAttempt``; the job that joins the shards completes the record of
-        the stage.
+        shard is stored in its ``JobAttempt``. The job that completes the last shard joins them,
+        which completes the record of the stage.
 
         Args:
             job: ID of the job in the scheduler.
             torchrun: arguments from ``torchrun_arguments``; None for a single process.
 
         Raises:
-            UserError: if shards cannot be joined because some are incomplete, or an input is
-                missing.
+            UserError: if an input is missing.
         """
         assert self._part is not None
         part, last = self._part, self.experiment.attempt(self._part)
         attempt = JobAttempt(job, last.number + 1 if last is not None and last.job == job else 1,
-                             socket.gethostname(), _now(), RUNNING, None, part.shards, "", 0.0)
+                             RUNNING, part.shards)
         (stage,) = (stage for stage in self.stages if stage.name == part.stage)
+        if not part.shard:
+            return self._run_whole(stage, attempt, torchrun)
+        status, is_last = self._run_shard(stage, attempt)
+        if not is_last:
+            return status
+        self._part = Part(stage.name, part.shards)
+        with self.experiment.opened_by_job(self._part.name):
+            return self._run_whole(stage, attempt)
+
+    def _run_whole(self, stage: Stage, attempt: JobAttempt,
+                   torchrun: Sequence[str] | None = None) -> int:
+        """Run a stage that is not divided, or join its shards; returns the exit status."""
+        assert self._part is not None
+        self.experiment.save_attempt(self._part, attempt)
         status = 2
         try:
-            if part.shard:
-                attempt, status = self._run_shard(stage, part, attempt)
+            decision = self.decide(stage)
+            if decision.action == UP_TO_DATE:
+                print(f"{stage.name}: up to date, {decision.why}", flush=True)
+                status = 0
             else:
-                self.experiment.save_attempt(part, attempt)
-                status = self._run_whole(stage, part, torchrun)
+                with self.scripts.handled():
+                    status = finish(self._run(stage, decision, torchrun))
         finally:
-            self.experiment.save_attempt(part, dataclasses.replace(
-                attempt, status=state_of_exit(status), exit_status=status))
+            self.experiment.save_attempt(self._part, dataclasses.replace(
+                attempt, status=state_of_exit(status)))
         return status
 
-    def _run_whole(self, stage: Stage, part: Part, torchrun: Sequence[str] | None) -> int:
-        """Run a stage that is not divided, or join its shards; returns the exit status.
+    def _run_shard(self, stage: Stage, attempt: JobAttempt) -> tuple[int, bool]:
+        """Run or continue a shard, unless it is complete.
 
         Args:
             stage: the stage.
-            part: the part of the stage that a cluster job runs.
-            torchrun: arguments of ``torchrun``; None to run the script in a single process.
-
-        Raises:
-            UserError: if shards cannot be joined because some are incomplete or outdated.
-        """
-        decision = self.decide(stage)
-        if decision.action == UP_TO_DATE:
-            print(f"{stage.name}: up to date, {decision.why}", flush=True)
-            return 0
-        if part.shards:
-            missing = {shard.shard for shard in part.of_shards()} - self.experiment.shards_done(
-                stage.name, part.shards, decision.key)
-            if decision.action != CONTINUE or missing:
-                why = (f"shard {min(missing)} of {part.shards} is not done" if missing
-                       else decision.why)
-                raise UserError(f"the shards of {stage.name} cannot be joined: {why}; submit the "
-                                "stage again")
-        with self.scripts.handled():
-            return finish(self._run(stage, decision, torchrun))
-
-    def _run_shard(self, stage: Stage, part: Part, attempt: JobAttempt) -> tuple[JobAttempt, int]:
-        """Run or continue a shard.
-
-        Args:
-            stage: the stage.
-            part: the shard.
             attempt: record of this attempt.
 
         Returns:
-            The attempt with cache key and run time, and the exit status of the script.
+            The exit status, and whether this was the last shard, so that all can be joined.
         """
-        with self.experiment.beginning(stage.name):
+        assert self._part is not None
+        part, experiment = self._part, self.experiment
+        with experiment.beginning(stage.name):
             decision = self.decide(stage)
-            begun = self._begin(stage, decision) if decision.action != UP_TO_DATE else None
+            if decision.action == UP_TO_DATE:
+                print(f"{stage.name}: up to date, {decision.why}", flush=True)
+                return 0, False
+            argv, record = self._begin(stage, decision)
             self.digests.save()
-            last = self.experiment.attempt(part)  # None if the stage was just started from scratch
+            last = experiment.attempt(part)  # None if the stage was just started from scratch
         if last is not None and (last.shards, last.key) != (part.shards, decision.key):
             last = None
         seconds = last.seconds if last is not None else 0.0
         attempt = dataclasses.replace(attempt, key=decision.key, seconds=seconds)
-        if begun is None or (last is not None and last.status == DONE):
+        if last is not None and last.status == DONE:
             print(f"{part.name}: skipped, it is done", flush=True)
-            return attempt, 0
-        self.experiment.save_attempt(part, attempt)
-        argv, record = begun
-        verb = "runs" if last is None else "continues"
-        with self.scripts.handled():
-            status, more = finish(self._run_script(stage, verb, record, argv))
-        return dataclasses.replace(attempt, seconds=round(seconds + more, 1)), status
+            status = 0
+        else:
+            experiment.save_attempt(part, attempt)
+            with self.scripts.handled():
+                status, more = finish(self._run_script(
+                    stage, "runs" if last is None else "continues", record, argv))
+            attempt = dataclasses.replace(attempt, seconds=round(seconds + more, 1))
+        with experiment.beginning(stage.name):  # exactly one of the shards is the last one
+            experiment.save_attempt(part, dataclasses.replace(
+                attempt, status=state_of_exit(status)))
+            decision = self.decide(stage)
+            done = experiment.shards_done(stage.name, part.shards, decision.key)
+        return status, decision.action == CONTINUE and len(done) == part.shards
 
     def accept(self) -> Iterator[str]:
         """Mark the selected stages as valid in spite of changed code, parameters, flags or inputs,
@@ -366,9 +364,9 @@ class Pipeline:
         experiment = self.experiment
         argv, record = self._begin(stage, decision)
         if self._part is not None and self._part.shards:
-            attempts = map(experiment.attempt, self._part.of_shards())
+            attempts = experiment.shard_attempts(stage.name, self._part.shards).values()
             record = dataclasses.replace(
-                record, seconds=sum(attempt.seconds for attempt in attempts if attempt))
+                record, seconds=sum(attempt.seconds for attempt in attempts))
         verb = "continues" if decision.action == CONTINUE else "runs"
         status, seconds = yield from self._run_script(stage, verb, record, argv, torchrun, name)
         record = dataclasses.replace(record, exit_status=status, status=state_of_exit(status),

@@ -2,7 +2,7 @@
 
 Files in the output folder::
 
-    pipeline/submitted_<stage>.json   last submitted jobs of a stage
+    pipeline/submitted_<stage>.json   last submitted job of a stage
     logs/jobs/<stage>-<job>.out       output of a job; the output of the script is in the stage log
 """
 
@@ -18,14 +18,7 @@ from pathlib import Path
 from common.config import typed
 from common.errors import UserError
 from common.files import read_description, save_json
-from pipeline.cluster import (
-    SCHEDULERS,
-    TASK,
-    ClusterConfig,
-    Entry,
-    Job,
-    Resources,
-)
+from pipeline.cluster import SCHEDULERS, TASK, ClusterConfig, Entry, Job
 from pipeline.records import (
     DONE,
     FAILED,
@@ -46,52 +39,28 @@ from pipeline.stage import Stage
 
 REPORT = "report"  # name of the job that writes the page when all other jobs have ended
 JOB_LOGS = Path("logs") / "jobs"
-SETTLED, KEPT, LEFT, SUBMIT = "settled", "kept", "left", "submit"
 LONGEST = 70  # maximum number of characters shown of a log line
 
 
 @dataclasses.dataclass(frozen=True)
-class SubmittedJob:
-    """A submitted job or job array.
-
-    Attributes:
-        number: ID in the scheduler.
-        tasks: indices of the array tasks; empty for a single job.
-        after: IDs of the jobs that it waits for.
-    """
-
-    number: str
-    tasks: tuple[int, ...]
-    after: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Submitted:
-    """The jobs of a stage that were submitted together; the last one completes the stage.
+    """The last submitted job of a stage.
 
     Attributes:
         system: name of the scheduler, "slurm" or "lsf".
+        job: ID of the job, or of the job array, in the scheduler.
         shards: number of shards of the stage; 0 if it is not divided.
-        jobs: a single job, or a job array and the job that joins its shards.
+        after: IDs of the jobs that it waits for.
     """
 
     system: str
-    shards: int
-    jobs: tuple[SubmittedJob, ...]
-
-    @property
-    def last(self) -> str:
-        """ID of the last job, which completes the stage."""
-        return self.jobs[-1].number
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """IDs of all jobs."""
-        return tuple(job.number for job in self.jobs)
+    job: str
+    shards: int = 0
+    after: tuple[str, ...] = ()
 
 
 def read_submitted(experiment: Experiment, stage: str) -> Submitted | None:
-    """Return the submitted jobs of a stage; None if their file is missing or damaged."""
+    """Return the submitted job of a stage; None if its file is missing or damaged."""
     try:
         return typed(Submitted, read_description(_submitted_file(experiment, stage)), stage)
     except UserError:
@@ -102,88 +71,21 @@ def _submitted_file(experiment: Experiment, stage: str) -> Path:
     return experiment.folder / f"submitted_{stage}.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class StagePlan:
-    """State of a stage before a submission, and the planned action.
+def is_kept(submitted: Submitted, entries: Iterable[Entry], after: Iterable[str]) -> bool:
+    """Return whether a submitted job need not be submitted again.
 
-    Attributes:
-        name: name of the stage.
-        decision: decision of the pipeline about the stage.
-        sources: stages whose output this stage reads.
-        shards: number of shards to divide it into; 0 or 1 for an undivided stage.
-        done: numbers of the shards that are already complete.
-        submitted: jobs of an earlier submission; None if there are none.
-        action: SETTLED (complete and valid), KEPT (its jobs are already queued or running), LEFT
-            (not selected) or SUBMIT (to be submitted).
-        why: reason for the action.
-        after: stages whose last job this stage waits for.
-        tasks: numbers of the shards to compute.
-        cancels: IDs of jobs to cancel first, because they would wait forever.
-    """
-
-    name: str
-    decision: Decision
-    sources: tuple[str, ...]
-    shards: int = 0
-    done: frozenset[int] = frozenset()
-    submitted: Submitted | None = None
-    action: str = ""
-    why: str = ""
-    after: tuple[str, ...] = ()
-    tasks: tuple[int, ...] = ()
-    cancels: tuple[str, ...] = ()
-
-
-def plan_submission(stages: Iterable[StagePlan], entries: Sequence[Entry]) -> list[StagePlan]:
-    """Decide which stages to submit, and which jobs in the queue to keep.
-
-    A running job is kept. A queued job is kept if all jobs that it waits for have succeeded, or are
-    queued or running themselves; otherwise it would wait forever, and is replaced.
+    A running job is kept. A queued job is kept if it waits for every unfinished stage that it
+    reads, and can still be started; otherwise it would wait forever, or start too early.
 
     Args:
-        stages: state of every stage, in order.
-        entries: jobs in the scheduler's list.
+        submitted: the job.
+        entries: the job, or the tasks of the job array, in the scheduler's list.
+        after: IDs of the jobs of unfinished stages whose output the stage reads.
     """
-    alive = {entry.job for entry in entries if entry.state in (QUEUED, RUNNING)}
-    running = {entry.job for entry in entries if entry.state == RUNNING}
-    hopeless = {entry.job for entry in entries if entry.never} & alive
-    plans: dict[str, StagePlan] = {}
-    last: dict[str, str] = {}  # ID of the last job of a stage
-    succeeded: set[str] = set()  # IDs of jobs
-    kept: set[str] = set()
-    for stage in stages:
-        submitted, why = stage.submitted, stage.decision.why
-        numbers = set(submitted.numbers) if submitted else set()
-        if stage.decision.action == UP_TO_DATE:
-            succeeded |= numbers
-            plans[stage.name] = dataclasses.replace(stage, action=SETTLED, why=why)
-            continue
-        jobs = [job for job in submitted.jobs if job.number in alive] if submitted else []
-        if submitted and len(stage.done) == submitted.shards > 0:
-            succeeded.add(submitted.jobs[0].number)
-        own = {job.number for job in jobs}
-        after = tuple(name for name in dict.fromkeys(stage.sources)
-                      if name in plans and plans[name].action in (KEPT, SUBMIT))
-        is_fine = not own & hopeless and all(
-            set(job.after) <= succeeded | kept | own for job in jobs)
-        if is_fine and submitted and jobs and jobs[0] == submitted.jobs[0]:
-            # The first job must wait for every stage that recomputes one of its inputs.
-            is_fine = {last.get(name, "to be submitted") for name in after} <= set(jobs[0].after)
-        if submitted and submitted.last in own and (is_fine or own & running):
-            why = (f"{'runs' if own & running else 'waits'} as job "
-                   + ", ".join(sorted(own & running or own, key=int)))
-            plans[stage.name] = dataclasses.replace(stage, action=KEPT, why=why)
-            kept |= numbers
-            last[stage.name] = submitted.last
-        elif stage.decision.action == SKIPPED:
-            plans[stage.name] = dataclasses.replace(stage, action=LEFT, why=why)
-        else:
-            shards = stage.shards if stage.shards > 1 else 0
-            plans[stage.name] = dataclasses.replace(
-                stage, action=SUBMIT, why=why, after=after, shards=shards,
-                tasks=tuple(sorted(set(range(1, shards + 1)) - stage.done)),
-                cancels=tuple(job.number for job in jobs))
-    return list(plans.values())
+    states = {entry.state for entry in entries}
+    return RUNNING in states or (
+        QUEUED in states and not any(entry.is_hopeless for entry in entries)
+        and set(after) <= set(submitted.after))
 
 
 class Submitter:
@@ -195,142 +97,122 @@ class Submitter:
         system: name of the scheduler, "slurm" or "lsf".
         name: name of the experiment, the prefix of all job names.
         config: resource requests.
+        dry_run: submit nothing and print the commands; <stage> stands for a job ID.
     """
 
     def __init__(self, pipeline: Pipeline, command: Sequence[str], system: str, name: str,
-                 config: ClusterConfig):
+                 config: ClusterConfig, dry_run: bool = False):
         self._pipeline, self._experiment = pipeline, pipeline.experiment
         self._command, self._system, self._name = tuple(command), system, name
-        self._config, self._scheduler = config, SCHEDULERS[system]
-        self._resources = {stage.name: config.resources(stage) for stage in pipeline.stages}
-        self._submitted: dict[str, Submitted] = {}
+        self._config, self._scheduler, self._dry_run = config, SCHEDULERS[system], dry_run
 
-    def plan(self) -> list[StagePlan]:
-        """Decide what to submit, from the records and, if jobs were submitted, the scheduler's
-        list."""
-        stages = []
-        for stage, decision in self._pipeline.plan():
-            submitted = read_submitted(self._experiment, stage.name)
-            if submitted is not None and submitted.system != self._system:
-                submitted = None
-            shards, done = self._resources[stage.name].shards, frozenset[int]()
-            if decision.action == CONTINUE:
-                if submitted and self._experiment.shard_files(stage.name):
-                    shards = submitted.shards  # the partial results are divided in this way
-                done = self._experiment.shards_done(stage.name, shards, decision.key)
-            stages.append(StagePlan(stage.name, decision, tuple(self._pipeline.sources(stage)),
-                                    shards, done, submitted))
-        is_asked = self._scheduler.is_here() and any(plan.submitted for plan in stages)
-        return plan_submission(stages, self._scheduler.list_jobs() if is_asked else [])
-
-    def submit(self, plans: Sequence[StagePlan], dry_run: bool = False) -> None:
-        """Submit the stages of a plan and the report job, and print the jobs.
-
-        Args:
-            plans: result of ``plan``.
-            dry_run: submit nothing and print the commands; <stage> stands for a job ID.
+    def submit(self) -> None:
+        """Submit every selected stage that is neither valid nor queued nor running, and the report
+        job, and print the jobs.
 
         Raises:
             UserError: if a job is refused; earlier jobs stay submitted.
         """
-        hopeless = [number for plan in plans for number in plan.cancels]
-        report = read_submitted(self._experiment, REPORT)
-        is_any = any(plan.action == SUBMIT for plan in plans)
-        if report and is_any:
-            hopeless += report.numbers
-        if hopeless and dry_run:
-            print(shlex.join([self._scheduler.cancel, *hopeless]))
-        elif hopeless:
-            self._scheduler.cancel_jobs(hopeless)
-        for plan in plans:
-            if plan.action == SUBMIT:
-                jobs = self.jobs(plan, self._last_jobs(plan.after))
-                numbers = self._submit(plan.name, plan.shards, jobs, dry_run)
-                print(f"{plan.name}: {'would be ' * dry_run}submitted as job "
-                      f"{' and '.join(numbers)}, because {plan.why}", flush=True)
-            elif plan.action != LEFT:
-                print(f"{plan.name}: {plan.why}")
+        plan = list(self._pipeline.plan())
+        if not self._dry_run:
+            self._pipeline.digests.save()
+        earlier = {name: submitted for name in (*(stage.name for stage, _ in plan), REPORT)
+                   if (submitted := read_submitted(self._experiment, name)) is not None
+                   and submitted.system == self._system}
+        entries = self._scheduler.list_jobs() if earlier and self._scheduler.is_here() else []
+        jobs: dict[str, str] = {}  # IDs of the jobs of unfinished stages
+        is_any = False
+        for stage, decision in plan:
+            after = [jobs[name] for name in dict.fromkeys(self._pipeline.sources(stage))
+                     if name in jobs]
+            submitted = earlier.get(stage.name)
+            own = [entry for entry in entries if submitted and entry.job == submitted.job]
+            if decision.action == UP_TO_DATE:
+                print(f"{stage.name}: {decision.why}")
+            elif submitted and is_kept(submitted, own, after):
+                jobs[stage.name] = submitted.job
+                runs = any(entry.state == RUNNING for entry in own)
+                print(f"{stage.name}: {'runs' if runs else 'waits'} as job {submitted.job}")
+            elif decision.action != SKIPPED:
+                if submitted and any(entry.state == QUEUED for entry in own):
+                    self._cancel(submitted.job)
+                shards, tasks = self.shards_left(stage, decision, submitted)
+                job = self.job(stage, shards, tasks, after)
+                is_any, jobs[stage.name] = True, self._submit(stage.name, job, shards)
+                print(f"{stage.name}: {'would be ' * self._dry_run}submitted as job "
+                      f"{jobs[stage.name]}, because {decision.why}", flush=True)
         if is_any:
-            unfinished = [plan.name for plan in plans if plan.action in (KEPT, SUBMIT)]
-            self._submit(REPORT, 0, [self.report_job(self._last_jobs(unfinished))], dry_run)
+            if REPORT in earlier:
+                self._cancel(earlier[REPORT].job)
+            self._submit(REPORT, self.report_job([*jobs.values()]))
         print("run this again with --status to see their progress" if is_any else
               "nothing is left to submit")
 
-    def _submit(self, name: str, shards: int, jobs: list[Job], dry_run: bool) -> tuple[str, ...]:
-        """Submit all jobs of a stage, or none if one is refused; each waits for its predecessor.
+    def shards_left(self, stage: Stage, decision: Decision,
+                    submitted: Submitted | None) -> tuple[int, tuple[int, ...]]:
+        """Return the number of shards of a stage, 0 if it is not divided, and the shards to submit.
+
+        If all shards are complete, the last one is submitted again, because its job joins them.
 
         Args:
-            name: name of the stage.
-            shards: number of shards of the stage; 0 if it is not divided.
-            jobs: jobs in the order of their execution.
-            dry_run: print the commands instead of submitting the jobs.
-
-        Returns:
-            The IDs of the jobs.
+            stage: the stage.
+            decision: decision of the pipeline about the stage.
+            submitted: last submitted job of the stage; None if there is none.
         """
-        records: list[SubmittedJob] = []
-        for job in jobs:
-            if records:
-                job = dataclasses.replace(job, after=(records[-1].number,))
-            number = f"<{name}>"
-            if dry_run:
-                print(f"    {shlex.join(self._scheduler.submission(job, self._config))}")
-            else:
-                job.log.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    number = self._scheduler.submit(job, self._config)
-                except UserError:
-                    if records:
-                        self._scheduler.cancel_jobs([record.number for record in records])
-                    raise
-            records.append(SubmittedJob(number, job.tasks, job.after))
-        submitted = self._submitted[name] = Submitted(self._system, shards, tuple(records))
-        if not dry_run:
-            save_json(_submitted_file(self._experiment, name), dataclasses.asdict(submitted))
-        return submitted.numbers
+        shards, done = self._config.resources(stage).shards, frozenset[int]()
+        if decision.action == CONTINUE:
+            if submitted and self._experiment.shard_files(stage.name):
+                shards = submitted.shards  # the partial results are divided in this way
+            done = self._experiment.shards_done(stage.name, shards, decision.key)
+        if shards <= 1:
+            return 0, ()
+        return shards, tuple(sorted(set(range(1, shards + 1)) - done)) or (shards,)
 
-    def jobs(self, plan: StagePlan, after: Sequence[str]) -> list[Job]:
-        """Return the jobs of a stage: a single job; or, for a divided stage, a job array for the
-        remaining shards, if any, and a job that joins the shards.
-
-        ``_submit`` makes the joining job wait for the array.
+    def job(self, stage: Stage, shards: int, tasks: tuple[int, ...], after: Sequence[str]) -> Job:
+        """Return the job of a stage; or, for a divided stage, the job array of some shards.
 
         Args:
-            plan: plan of the stage.
-            after: IDs of the jobs that the first job waits for.
-        """
-        resources = self._resources[plan.name]
-        argv: tuple[str, ...] = ("--only", plan.name, "--in_job", self._system, "--max_sittings",
-                                 str(self._config.max_sittings))
-        if resources.processes > 1:
-            argv += ("--processes", str(resources.processes),
-                     "--seconds_to_stop", str(self._config.stop_seconds))
-        if not plan.shards:
-            return [self._job(plan.name, argv, resources, after)]
-        jobs = [self._job(plan.name, (*argv, "--shard", f"{TASK}/{plan.shards}"), resources, after,
-                          tasks=plan.tasks)] if plan.tasks else []
-        return [*jobs, self._job(f"{plan.name}_join", (*argv, "--join", str(plan.shards)),
-                                 resources, () if jobs else after)]
-
-    def report_job(self, after: Sequence[str]) -> Job:
-        """Return the job that writes the report. It also runs if jobs that it waits for fail.
-
-        Args:
+            stage: the stage.
+            shards: number of its shards; 0 if it is not divided.
+            tasks: shards to compute.
             after: IDs of the jobs that it waits for.
         """
-        return self._job(REPORT, ("--report",), dataclasses.replace(self._config.cpu, gpus=0),
-                         after, whatever=True)
+        resources = self._config.resources(stage)
+        argv = ["--only", stage.name, "--in_job", self._system,
+                "--max_sittings", str(self._config.max_sittings)]
+        if resources.processes > 1:
+            argv += ["--processes", str(resources.processes),
+                     "--seconds_to_stop", str(self._config.stop_seconds)]
+        if shards:
+            argv += ["--shard", f"{TASK}/{shards}"]
+        return Job(self._job_name(stage.name), (*self._command, *argv), resources,
+                   self._experiment.path / JOB_LOGS / stage.name, tuple(after), tasks=tasks)
 
-    def _job(self, name: str, argv: tuple[str, ...], resources: Resources, after: Sequence[str],
-             tasks: tuple[int, ...] = (), whatever: bool = False) -> Job:
-        return Job(re.sub(r"[^\w.-]+", "_", f"{self._name}-{name}"), (*self._command, *argv),
-                   resources, self._experiment.path / JOB_LOGS / name, tuple(after), whatever,
-                   tasks)
+    def report_job(self, after: Sequence[str]) -> Job:
+        """Return the job that writes the report. It also runs if jobs that it waits for fail."""
+        return Job(self._job_name(REPORT), (*self._command, "--report"),
+                   dataclasses.replace(self._config.cpu, gpus=0),
+                   self._experiment.path / JOB_LOGS / REPORT, tuple(after), whatever=True)
 
-    def _last_jobs(self, stages: Iterable[str]) -> list[str]:
-        jobs = (self._submitted.get(stage) or read_submitted(self._experiment, stage)
-                for stage in stages)
-        return [submitted.last for submitted in jobs if submitted is not None]
+    def _job_name(self, name: str) -> str:
+        return re.sub(r"[^\w.-]+", "_", f"{self._name}-{name}")
+
+    def _submit(self, name: str, job: Job, shards: int = 0) -> str:
+        """Submit a job and record it, or print the command; returns the job's ID."""
+        if self._dry_run:
+            print(f"    {shlex.join(self._scheduler.submission(job, self._config))}")
+            return f"<{name}>"
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        number = self._scheduler.submit(job, self._config)
+        save_json(_submitted_file(self._experiment, name), dataclasses.asdict(
+            Submitted(self._system, number, shards, job.after)))
+        return number
+
+    def _cancel(self, job: str) -> None:
+        if self._dry_run:
+            print(shlex.join([self._scheduler.cancel, job]))
+        else:
+            self._scheduler.cancel_jobs([job])
 
 
 # Status
@@ -347,42 +229,41 @@ def status_of(record: Record | None, submitted: Submitted | None,
 
     Args:
         record: record of the stage; None if there is none.
-        submitted: submitted jobs of the stage; None if there are none.
-        attempts: last attempts of the stage's jobs, shards first.
-        entries: submitted jobs of the stage in the scheduler's list.
+        submitted: submitted job of the stage; None if there is none.
+        attempts: last attempts at the stage and at its shards.
+        entries: the job, or the tasks of the job array, in the scheduler's list.
         line: last line of the stage's log.
         waits: whether the stage reads the output of an unfinished stage.
     """
-    alive = [entry for entry in entries if entry.state in (QUEUED, RUNNING)]
-    if record is not None and record.status == DONE and not alive:
+    states = {entry.state for entry in entries}
+    if record is not None and record.status == DONE and not states & {QUEUED, RUNNING}:
         return DONE, duration(record.seconds), record.result
-    is_divided = submitted is not None and submitted.shards > 0
-    progress = line
-    if submitted is not None and is_divided:
-        done = [attempt for attempt in attempts
-                if attempt.status == DONE and attempt.shards == submitted.shards]
-        progress = f"{min(len(done), submitted.shards)} of {submitted.shards} shards done"
-    running = [entry for entry in alive if entry.state == RUNNING]
-    if running:
-        hosts = [] if is_divided else [running[0].host]
-        return RUNNING, running[0].time, "; ".join(filter(None, [*hosts, progress]))
-    if alive:
-        reasons = sorted({entry.why for entry in alive})
-        return QUEUED, "", "; ".join(filter(None, [progress if is_divided else "", *reasons]))
     if submitted is None:
         if record is None:
             return NOT_RUN, "", line
         state = INTERRUPTED if record.status == RUNNING else record.status
         return state, duration(record.seconds), line
-    own = [attempt.status for attempt in attempts
-           if attempt.job.partition("_")[0] in submitted.numbers]
+    progress = line
+    if submitted.shards:
+        done = sum(attempt.status == DONE for attempt in attempts if attempt.key)
+        progress = f"{done} of {submitted.shards} shards done"
+    if RUNNING in states:
+        running = next(entry for entry in entries if entry.state == RUNNING)
+        host = "" if submitted.shards else running.host
+        return RUNNING, running.time, "; ".join(filter(None, [host, progress]))
+    if QUEUED in states:
+        reasons = sorted({entry.why for entry in entries})
+        return QUEUED, "", "; ".join(filter(None, [
+            progress if submitted.shards else "", *reasons]))
+    own = {attempt.status for attempt in attempts
+           if attempt.job.partition("_")[0] == submitted.job}
     for state in (FAILED, STOPPED):
         if state in own:
             return state, "", progress
     if bad := [entry.word for entry in entries if entry.state == FAILED]:
         return FAILED, "", "; ".join(filter(None, [bad[-1], progress]))
     if entries or (not own and waits):  # just ending, or dropped because a dependency failed
-        return INTERRUPTED if entries else NOT_RUN, "", progress if is_divided else ""
+        return (INTERRUPTED if entries else NOT_RUN), "", progress if submitted.shards else ""
     return LOST, "", progress
 
 
@@ -405,22 +286,22 @@ def print_status(experiment: Experiment, stages: Sequence[Stage],
     unfinished: set[str] = set()
     for number, stage in enumerate(stages, 1):
         submitted = jobs[stage.name]
-        shards, numbers = (submitted.shards, submitted.numbers) if submitted else (0, ())
-        parts = [*Part(stage.name, shards).of_shards(), Part(stage.name, shards)]
-        attempts = [attempt for part in parts if (attempt := experiment.attempt(part)) is not None]
+        shards, job = (submitted.shards, submitted.job) if submitted else (0, "")
+        whole = experiment.attempt(Part(stage.name, shards))
+        attempts = [*experiment.shard_attempts(stage.name, shards).values(),
+                    *([whole] if whole else [])]
         state, time, progress = status_of(
             experiment.record(stage.name), submitted, attempts,
-            [entry for entry in listed[submitted.system] if entry.job in numbers
-             ] if submitted else [],
+            [entry for entry in listed[submitted.system] if entry.job == job] if submitted else [],
             last_line(experiment.path / f"logs/{number:02d}_{stage.name}.log"),
             bool(unfinished.intersection(sources(stage))))
-        rows.append((stage.name, state, ", ".join(numbers), time, progress))
+        rows.append((stage.name, state, job, time, progress))
         if state != DONE:
             unfinished.add(stage.name)
         if submitted and state == LOST and not lost:
-            lost = (f"{SCHEDULERS[submitted.system].name} does not list job "
-                    f"{', '.join(numbers)} of the stage {stage.name}, which has not ended; "
-                    "--submit submits it again, and it is resumed")
+            lost = (f"{SCHEDULERS[submitted.system].name} does not list job {job} of the stage "
+                    f"{stage.name}, which has not ended; --submit submits it again, and it is "
+                    "resumed")
     print_columns(rows)
     if lost:
         raise UserError(lost)

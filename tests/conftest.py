@@ -8,6 +8,7 @@ import fcntl
 import gc
 import itertools
 import json
+import multiprocessing
 import os
 import pickle
 import re
@@ -38,6 +39,7 @@ from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from common.config import save_settings
 from common.devices import Compute
 from common.files import TEMPORARY_SUFFIX, save_json, sha256
+from common.locks import FolderLock
 from common.parameters import ParameterSet
 from generative import prior
 from generative.config import SimulatorConfig, TrainingConfig
@@ -434,13 +436,11 @@ def noisy_recording(shared) -> RolloutFolder:
     return RolloutFolder(shared("noisy_recording", make))
 
 
-@pytest.fixture(scope="module")
-def all_steps():
+@pytest.fixture
+def all_steps(monkeypatch):
     """Generate worlds in as many steps as by default."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, steps in DEFAULT_STEPS.items():
-            patch.setattr(prior, name, steps)
-        yield
+    for name, steps in DEFAULT_STEPS.items():
+        monkeypatch.setattr(prior, name, steps)
 
 
 @pytest.fixture(scope="module")
@@ -610,18 +610,23 @@ def killed_at(owner: object, method: str, call: int) -> Iterator[None]:
 @contextlib.contextmanager
 def at_work_in(folder: Path) -> Iterator[str]:
     """Lock a folder in another process, and yield the words that name this process in errors."""
-    code = ("import sys, pathlib, common.locks as locks\n"
-            "lock = locks.FolderLock(pathlib.Path(sys.argv[1]))\n"
-            "print('locked', flush=True)\n"
-            "sys.stdin.read()")
-    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=ROOT, text=True,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    context = multiprocessing.get_context("fork")
+    is_locked = context.Event()
+
+    def lock():
+        own = FolderLock(folder)
+        is_locked.set()
+        own.check()
+        time.sleep(PATIENCE)
+
+    process = context.Process(target=lock)
+    process.start()
     try:
-        assert process.stdout.readline() == "locked\n"
+        assert is_locked.wait(PATIENCE)
         yield f"process {process.pid} on {socket.gethostname()} is using {folder}"
     finally:
         process.kill()
-        process.communicate()
+        process.join()
 
 
 def wait_for(condition, process):

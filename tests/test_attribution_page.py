@@ -46,7 +46,7 @@ from common.results import ResultStore
 from envs.objects import action_labels
 from tools.browser import SHOWN, opened_page, served
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.slow]
 LABELS = action_labels("fruitbot")
 COUNTER = itertools.count()
 

@@ -15,7 +15,6 @@ from conftest import ROOT
 import run_pipeline
 from common import signals
 from common.errors import UserError
-from common.files import save_json
 from common.options import parser_of
 from pipeline.cluster import (
     CLUSTER_FILE,
@@ -38,18 +37,10 @@ from pipeline.records import (
     Part,
     Record,
 )
-from pipeline.runner import CONTINUE, RUN, SKIPPED, UP_TO_DATE, Decision, Pipeline
+from pipeline.runner import Pipeline
 from pipeline.stage import PathResolver, Stage
 from pipeline.stage_files import all_stages
-from pipeline.submission import (
-    StagePlan,
-    Submitted,
-    SubmittedJob,
-    Submitter,
-    plan_submission,
-    read_submitted,
-    status_of,
-)
+from pipeline.submission import Submitted, Submitter, is_kept, read_submitted, status_of
 
 STAGES = all_stages(load_preset("tiny"), "tiny")
 CONFIG = load_cluster(CLUSTER_FILE, STAGES)
@@ -57,87 +48,35 @@ SLURM, LSF = SCHEDULERS["slurm"], SCHEDULERS["lsf"]
 NO_RECORD = CacheKey("script", (), {}, {}, {}, {})
 
 
-def stage_of(name, action=RUN, sources=(), **more):
-    return StagePlan(name, Decision(action, f"why {name}"), tuple(sources), **more)
+STAGE = {stage.name: stage for stage in STAGES}
 
 
-def job(*jobs, shards=0):
-    """Return submitted jobs, each given by its number, or by it and the numbers it waits for."""
-    return Submitted("slurm", shards, tuple(
-        SubmittedJob(each, (), ()) if isinstance(each, str) else
-        SubmittedJob(each[0], (), tuple(each[1:])) for each in jobs))
+def job(number, *after, shards=0):
+    return Submitted("slurm", number, shards, after)
 
 
-def waiting(*numbers, never=False):
-    return [Entry(number, 0, QUEUED, "pending", "Dependency", never) for number in numbers]
+def waiting(number, why="Dependency"):
+    return Entry(number, QUEUED, "pending", why)
 
 
-def running(number, task=0):
-    return Entry(number, task, RUNNING, "running", "", False, "1:02", "node1")
-
-
-def actions(stages, entries=()):
-    return {step.name: step.action for step in plan_submission(stages, entries)}
+def running(number):
+    return Entry(number, RUNNING, "running", "", "1:02", "node1")
 
 
 # Submission
 
-def test_stages_wait_for_what_they_read_and_for_nothing_that_is_done():
-    steps = {step.name: step for step in plan_submission([
-        stage_of("train", UP_TO_DATE), stage_of("record", RUN, ["train"]),
-        stage_of("simulate", RUN, ["train", "record"]), stage_of("panel", SKIPPED, ["simulate"]),
-        stage_of("page", CONTINUE, ["simulate", "record"])], [])}
-    assert {name: (step.action, step.after) for name, step in steps.items()} == {
-        "train": ("settled", ()), "record": ("submit", ()), "simulate": ("submit", ("record",)),
-        "panel": ("left", ()), "page": ("submit", ("simulate", "record"))}
-    assert steps["page"].why == "why page" and not steps["page"].cancels
-
-
-def test_what_waits_or_runs_is_not_submitted_again():
-    stages = [stage_of("train", CONTINUE, submitted=job("1")),
-                 stage_of("record", RUN, ["train"], submitted=job(("2", "1"))),
-                 stage_of("simulate", RUN, ["record"])]
-    steps = plan_submission(stages, [running("1"), *waiting("2")])
-    assert [step.action for step in steps] == ["kept", "kept", "submit"]
-    assert steps[2].after == ("record",)
-    ended = dataclasses.replace(running("1"), state=FAILED, word="failed")
-    assert actions(stages, [ended])["train"] == actions(stages)["train"] == "submit"
-    stages[0] = stage_of("train", RUN)  # a running job is kept all the same
-    assert actions(stages[:2], [running("2")]) == {"train": "submit", "record": "kept"}
-
-
-def test_a_job_that_waits_in_vain_is_replaced():
-    """A stage that the job waits for has failed, is submitted again, or completed long ago."""
-    after_train = stage_of("record", RUN, ["train"], submitted=job(("2", "1")))
-    steps = plan_submission([stage_of("train", CONTINUE, submitted=job("1")), after_train],
-                            waiting("2"))
-    assert [(step.action, step.cancels) for step in steps] == [("submit", ()), ("submit", ("2",))]
-    done = stage_of("train", UP_TO_DATE, submitted=job("1"))
-    assert actions([done, after_train], waiting("2"))["record"] == "kept"
-    assert actions([done, after_train], waiting("2", never=True))["record"] == "submit"
-    # The job of train failed, and train was then completed without the cluster:
-    assert actions([stage_of("train", UP_TO_DATE), after_train], waiting("2"))["record"] == "submit"
-    # train was then submitted separately, as another job:
-    again = stage_of("train", CONTINUE, submitted=job("7"))
-    assert actions([again, after_train], [running("7"), *waiting("2")])["record"] == "submit"
-    # The waiting job does not depend on the stage that is running again:
-    alone = stage_of("record", RUN, ["train"], submitted=job("2"))
-    assert actions([again, alone], [running("7"), *waiting("2")])["record"] == "submit"
-
-
-def test_only_the_shards_that_are_not_done_are_submitted_again():
-    before = job("4", ("5", "4"), shards=3)
-    undone = stage_of("saliency", CONTINUE, shards=3, done=frozenset({2}), submitted=before)
-    step, = plan_submission([undone], waiting("5"))
-    assert (step.action, step.shards, step.tasks, step.cancels) == ("submit", 3, (1, 3), ("5",))
-    step, = plan_submission([undone], [running("4", 3), *waiting("5")])
-    assert step.action == "kept"
-    all_done = dataclasses.replace(undone, done=frozenset({1, 2, 3}))
-    assert plan_submission([all_done], waiting("5"))[0].action == "kept"
-    step, = plan_submission([all_done], [])
-    assert (step.action, step.tasks) == ("submit", ())
-    step, = plan_submission([undone], [running("4", 3)])  # no job would join the shards
-    assert (step.action, step.cancels) == ("submit", ("4",))
+@pytest.mark.parametrize(("after", "entries", "needed", "expected"), [
+    ([], [], [], False),  # the job has ended
+    ([], [Entry("2", FAILED, "failed")], [], False),
+    (["1"], [waiting("2")], ["1"], True),
+    (["1"], [waiting("2")], [], True),  # what it waits for is done
+    (["1"], [waiting("2")], ["7"], False),  # the other stage was submitted again, as job 7
+    ([], [waiting("2")], ["7"], False),  # it would start before its input is written again
+    (["1"], [waiting("2", "DependencyNeverSatisfied")], [], False),
+    (["1"], [running("2"), waiting("2", "DependencyNeverSatisfied")], ["7"], True)])
+def test_a_job_is_kept_while_it_runs_or_waits_for_all_that_it_reads(after, entries, needed,
+                                                                    expected):
+    assert is_kept(job("2", *after), entries, needed) == expected
 
 
 # Command lines
@@ -149,25 +88,25 @@ def submitter(system, **changes):
 
 
 def test_slurm_gets_resources_signal_and_dependencies():
-    made, = submitter("slurm").jobs(stage_of("train_agent"), ["7", "8_1"])
+    made = submitter("slurm").job(STAGE["train_agent"], 0, (), ["7", "8"])
     assert SLURM.submission(made, CONFIG) == [
         "sbatch", "--parsable", "--job-name=a_b-train_agent",
         "--output=out/logs/jobs/train_agent-%j.out", "--open-mode=append", "--time=1440",
         "--nodes=1", "--ntasks=1", "--cpus-per-task=8", "--mem=32G", "--gpus=1",
-        "--signal=B:USR1@600", "--requeue", "--dependency=afterok:7,afterok:8_1",
+        "--signal=B:USR1@600", "--requeue", "--dependency=afterok:7,afterok:8",
         "--kill-on-invalid-dep=yes",
         "--wrap=exec python 'run pipeline.py' --only train_agent --in_job slurm --max_sittings 50"]
     config = dataclasses.replace(CONFIG, slurm_options=("--partition=long",))
     assert SLURM.submission(made, config)[-2] == "--partition=long"
     command = SLURM.submission(submitter("slurm").report_job(["7", "9"]), CONFIG)
     assert "--dependency=afterany:7,afterany:9" in command
-    assert not any("gpus" in word for word in command)
+    assert not any("gpus" in word or "array" in word for word in command)
     assert command[-1] == "--wrap=exec python 'run pipeline.py' --report"
 
 
 def test_lsf_gets_resources_signal_and_dependencies():
-    made, = submitter("lsf", stages={"train_agent": {"time": "90 s"}}).jobs(
-        stage_of("train_agent"), ["7", "8"])
+    made = submitter("lsf", stages={"train_agent": {"time": "90 s"}}).job(
+        STAGE["train_agent"], 0, (), ["7", "8"])
     config = dataclasses.replace(CONFIG, stop_lead="80 s", lsf_options=("-q", "gpu"))
     assert LSF.submission(made, config) == [
         "bsub", "-J", "a_b-train_agent", "-o", "out/logs/jobs/train_agent-%J.out", "-W", "2",
@@ -178,25 +117,19 @@ def test_lsf_gets_resources_signal_and_dependencies():
     assert report[report.index("-w") + 1] == "ended(7) && ended(9)" and "-gpu" not in report
 
 
-@pytest.mark.parametrize(("system", "array", "task"), [
-    ("slurm", "--array=1,3", "$SLURM_ARRAY_TASK_ID"),
-    ("lsf", "a_b-saliency[1,3]", "$LSB_JOBINDEX")])
-def test_a_stage_that_divides_is_an_array_and_a_job_that_joins(system, array, task):
-    plan = stage_of("saliency", shards=4, tasks=(1, 3))
-    first, then = submitter(system).jobs(plan, ["7"])
-    line = SCHEDULERS[system].submission(first, CONFIG)
-    assert array in line
+@pytest.mark.parametrize(("system", "array", "log", "task"), [
+    ("slurm", "--array=1,3", "--output=out/logs/jobs/saliency-%A_%a.out", "$SLURM_ARRAY_TASK_ID"),
+    ("lsf", "a_b-saliency[1,3]", "out/logs/jobs/saliency-%J_%I.out", "$LSB_JOBINDEX")])
+def test_a_stage_that_divides_is_an_array(system, array, log, task):
+    made = submitter(system).job(STAGE["saliency"], 4, (1, 3), ["7"])
+    line = SCHEDULERS[system].submission(made, CONFIG)
+    assert array in line and log in line
     assert line[-1].endswith(f'--max_sittings 50 --shard "{task}"/4')
-    assert first.after == ("7",) and then.after == ()  # added once the array has a number
-    line = SCHEDULERS[system].submission(then, CONFIG)
-    assert line[-1].endswith("--join 4") and not any("array" in word for word in line)
-    alone, = submitter(system).jobs(dataclasses.replace(plan, tasks=()), ["7"])
-    assert "--join" in alone.command and alone.after == ("7",)
 
 
 def test_training_on_several_gpus_is_told_how_many_processes():
-    made, = submitter("slurm", stop_lead="5 min", stages={
-        "train_agent": {"gpus": 4, "processes": 4}}).jobs(stage_of("train_agent"), [])
+    made = submitter("slurm", stop_lead="5 min", stages={
+        "train_agent": {"gpus": 4, "processes": 4}}).job(STAGE["train_agent"], 0, (), [])
     assert made.command[-4:] == ("--processes", "4", "--seconds_to_stop", "300")
     assert "--gpus=4" in SLURM.submission(made, CONFIG)
 
@@ -207,15 +140,15 @@ def test_slurm_answers_are_understood():
     assert SLURM.parse_number("1234\n") == "1234" and SLURM.parse_number("1234;cluster\n") == "1234"
     assert SLURM.parse_number("Submitted batch job 1234\n") is None
     found = SLURM.parse_queue(
-        "4|1|COMPLETED|0:05|node2|None\n4|2|RUNNING|0:03|node2|None\n"
-        "5|N/A|PENDING|0:00||DependencyNeverSatisfied\n6|N/A|PENDING|0:00||Priority\n"
-        "7|N/A|COMPLETING|0:01|node1|None\n8|N/A|PENDING|0:00||BeginTime\n")
-    assert found == [Entry("4", 1, DONE, "completed", "", False, "0:05", ""),
-                     Entry("4", 2, RUNNING, "running", "", False, "0:03", "node2"),
-                     Entry("5", 0, QUEUED, "pending", "DependencyNeverSatisfied", True, "0:00"),
-                     Entry("6", 0, QUEUED, "pending", "Priority", False, "0:00"),
-                     Entry("7", 0, DONE, "completing", "", False, "0:01", ""),
-                     Entry("8", 0, QUEUED, "pending", "BeginTime", False, "0:00")]
+        "4|COMPLETED|0:05|node2|None\n4|RUNNING|0:03|node2|None\n"
+        "5|PENDING|0:00||DependencyNeverSatisfied\n6|PENDING|0:00||Priority\n"
+        "7|COMPLETING|0:01|node1|None\n8|PENDING|0:00||BeginTime\n")
+    assert found == [Entry("4", DONE, "completed", "", "0:05"),
+                     Entry("4", RUNNING, "running", "", "0:03", "node2"),
+                     Entry("5", QUEUED, "pending", "DependencyNeverSatisfied", "0:00"),
+                     Entry("6", QUEUED, "pending", "Priority", "0:00"),
+                     Entry("7", DONE, "completing", "", "0:01"),
+                     Entry("8", QUEUED, "pending", "BeginTime", "0:00")]
 
 
 def test_lsf_answers_are_understood():
@@ -226,15 +159,15 @@ def test_lsf_answers_are_understood():
                             "Job <3458> is submitted to queue <n>.\n") == "3458"
     assert LSF.parse_number("Request aborted by esub. Job not submitted.\n") is None
     found = LSF.parse_queue(
-        "3456|0|RUN|62 second(s)|hostA|-\n"
-        "3457|2|PEND|0 second(s)|-|Job dependency condition not satisfied;\n"
-        "3458|0|PEND|0 second(s)|-|Dependency condition invalid or never satisfied;\n"
-        "3459|1|DONE|9 second(s)|hostB|-\n3459|2|EXIT|9 second(s)|hostB|-\n"
-        "3460|0|PSUSP|0 second(s)|-|-\n3461|0|SSUSP|5 second(s)|hostA|-\n")
-    assert [(each.job, each.task, each.state, each.never) for each in found] == [
-        ("3456", 0, RUNNING, False), ("3457", 2, QUEUED, False), ("3458", 0, QUEUED, True),
-        ("3459", 1, DONE, False), ("3459", 2, FAILED, False), ("3460", 0, QUEUED, False),
-        ("3461", 0, RUNNING, False)]
+        "3456|RUN|62 second(s)|hostA|-\n"
+        "3457|PEND|0 second(s)|-|Job dependency condition not satisfied;\n"
+        "3458|PEND|0 second(s)|-|Dependency condition invalid or never satisfied;\n"
+        "3459|DONE|9 second(s)|hostB|-\n3459|EXIT|9 second(s)|hostB|-\n"
+        "3460|PSUSP|0 second(s)|-|-\n3461|SSUSP|5 second(s)|hostA|-\n")
+    assert [(each.job, each.state, each.is_hopeless) for each in found] == [
+        ("3456", RUNNING, False), ("3457", QUEUED, False), ("3458", QUEUED, True),
+        ("3459", DONE, False), ("3459", FAILED, False), ("3460", QUEUED, False),
+        ("3461", RUNNING, False)]
     assert (found[0].time, found[0].host, found[3].word) == ("62 second(s)", "hostA", "done")
 
 
@@ -271,7 +204,7 @@ def test_dry_run_shows_every_command_and_writes_nothing(tmp_path, capsys, lsf):
     lsf.stop()  # without submitted jobs, there is nothing to ask
     assert run_pipeline.main(arguments(tmp_path / "out", "--submit", "lsf", "--dry_run")) == 0
     text = capsys.readouterr().out
-    assert re.findall(r"^(\w+): would be submitted as job <\1>(?: and <\1>)?, because it has not "
+    assert re.findall(r"^(\w+): would be submitted as job <\1>, because it has not "
                       "been run yet", text, re.MULTILINE) == [stage.name for stage in STAGES]
     lines = [shlex.split(line) for line in text.splitlines() if line.startswith("    bsub")]
     (panel,) = (line for line in lines if "tiny-panel" in line)
@@ -311,37 +244,30 @@ def test_a_refused_job_is_submitted_again_with_what_waits_for_it(tmp_path, capsy
     lsf.bsub(refused=3)
     assert run_pipeline.main(argv) == 2
     assert capsys.readouterr().err == "error: bsub refuses tiny-evaluate: Job not submitted\n"
-    assert lsf.submitted("plot_agent") == Submitted("lsf", 0, (SubmittedJob("2", (), ("1",)),))
+    assert lsf.submitted("plot_agent") == Submitted("lsf", "2", 0, ("1",))
     assert lsf.submitted("evaluate") is None
     # Queued jobs are not submitted again, and the report job comes last.
-    lsf.bjobs("1|0|RUN|9 second(s)|hostA|-\n2|0|PEND|-|-|waits;")
+    lsf.bjobs("1|RUN|9 second(s)|hostA|-\n2|PEND|-|-|waits;")
     assert run_pipeline.main(argv) == 0
-    assert lsf.submitted("evaluate") == Submitted("lsf", 0, (SubmittedJob("4", (), ("1",)),))
-    assert lsf.submitted("report").jobs == (SubmittedJob("5", (), ("1", "2", "4")),)
+    assert lsf.submitted("evaluate") == Submitted("lsf", "4", 0, ("1",))
+    assert lsf.submitted("report").after == ("1", "2", "4")
     assert not (tmp_path / "killed").exists()
-    lsf.bjobs("2|0|PEND|-|-|waits;")  # the queue no longer lists job 1
+    lsf.bjobs("2|PEND|-|-|waits;")  # the queue no longer lists job 1
     capsys.readouterr()
     assert run_pipeline.main(arguments(tmp_path / "out", "--status")) == 2
     said = capsys.readouterr()
     assert "LSF does not list job 1 of the stage train_agent, which has not ended" in said.err
     assert re.search(r"^plot_agent +queued +2 +waits;$", said.out, re.MULTILINE)
-
-
-def test_an_array_is_not_submitted_without_what_joins_its_shards(tmp_path, lsf):
-    argv = ["--preset", "demo", "--output_dir", str(tmp_path / "out"), "--submit", "lsf", "--only",
-            "record"]
-    lsf.bsub(refused=2)
-    assert run_pipeline.main(argv) == 2
-    assert (tmp_path / "killed").read_text() == "1\n" and lsf.submitted("record") is None
-    assert run_pipeline.main(argv) == 0
-    assert lsf.submitted("record") == Submitted(
-        "lsf", 4, (SubmittedJob("3", (1, 2, 3, 4), ()), SubmittedJob("4", (), ("3",))))
+    # Job 2 waits in vain for job 1: it is cancelled, as is the report's, and both are replaced.
+    assert run_pipeline.main(argv[:-1]) == 0
+    assert (tmp_path / "killed").read_text() == "2\n5\n"
+    assert lsf.submitted("plot_agent") == Submitted("lsf", "7", 0, ("6",))
 
 
 # Status
 
 def attempt(status, job="4", shards=0, key=""):
-    return JobAttempt(job, 1, "node1", "", status, None, shards, key, 1.0)
+    return JobAttempt(job, 1, status, shards, key, 1.0)
 
 
 def record(status, result=""):
@@ -353,15 +279,16 @@ def record(status, result=""):
                                                                     "6 samples")),
     ({"submitted": job("4"), "entries": [running("4")], "attempts": [attempt("running")],
       "line": "update 3"}, ("running", "1:02", "node1; update 3")),
-    ({"submitted": job("4"), "entries": waiting("4")}, ("queued", "", "Dependency")),
-    ({"submitted": job("4", "5", shards=3), "entries": [running("4", 2), *waiting("5")],
-      "attempts": [attempt("done", "4_1", 3), attempt("running", "4_2", 3)]},
+    ({"submitted": job("4"), "entries": [waiting("4")]}, ("queued", "", "Dependency")),
+    ({"submitted": job("4", shards=3), "entries": [running("4"), waiting("4")],
+      "attempts": [attempt("done", "4_1", 3, "k"), attempt("running", "4_2", 3, "k"),
+                   attempt("done", "3_3", 3)]},  # an earlier job has joined earlier shards
      ("running", "1:02", "1 of 3 shards done")),
     ({}, ("not run", "", "")),
     ({"submitted": job("4"), "attempts": [attempt("failed")], "record": record("failed"),
       "line": "error: no"}, ("failed", "", "error: no")),
     ({"submitted": job("4"), "attempts": [attempt("running")],
-      "entries": [Entry("4", 0, FAILED, "node_fail")]}, ("failed", "", "node_fail")),
+      "entries": [Entry("4", FAILED, "node_fail")]}, ("failed", "", "node_fail")),
     ({"submitted": job("4"), "attempts": [attempt("running")]}, ("lost", "", "")),
     ({"submitted": job("4"), "waits": True}, ("not run", "", ""))])
 def test_status_says_how_a_stage_stands(known, expected):
@@ -446,7 +373,6 @@ def jobs(tmp_path, monkeypatch):
     """A function that runs a job of a stage with one file per shard, and returns the calls made."""
     experiment, ran = Experiment(tmp_path / "out"), []
     stage = Stage("cut", "evaluate", (), ("pieces/*.txt",), lambda _: "cut", max_shards=3)
-    statuses = {}
 
     def run_script(_scripts, module, argv, log_file, *_):  # ends at the first step
         ran.append(" ".join(argv))
@@ -455,61 +381,60 @@ def jobs(tmp_path, monkeypatch):
         log_file.parent.mkdir(exist_ok=True)
         log_file.touch()  # as the script's output does
         yield from ()
-        return statuses.get(ran[-1], 0)
+        return run.statuses.get(ran[-1], 0)
     monkeypatch.setattr(Scripts, "run", run_script)
 
     def pipeline_of(part=None):
         return Pipeline(experiment, [stage], PathResolver(experiment.path, {}),
                         {"cut"}, {}, part=part)
 
-    def run(shard, shards=2, number="4"):
-        pipeline = pipeline_of(Part("cut", shards, shard) if number else None)
+    def run(shard):
         ran.clear()
-        if number:
-            pipeline.run_part(number)
-        else:
-            list(pipeline.run())
+        pipeline_of(Part("cut", 2, shard)).run_part("4")
         return list(ran)
-    run.experiment, run.statuses, run.pipeline = experiment, statuses, pipeline_of
+    run.experiment, run.statuses, run.pipeline = experiment, {}, pipeline_of
     return run
 
 
-def test_shards_run_once_in_any_order_and_what_joins_them_completes_the_record(jobs):
+def test_shards_run_once_in_any_order_and_the_last_one_joins_them(jobs):
     assert jobs(2) == ["--shard 2/2"] and jobs(2) == []
     jobs.statuses["--shard 1/2"] = 143
     assert jobs(1) == ["--shard 1/2"]
     assert jobs.experiment.attempt(Part("cut", 2, 1)).status == "stopped"
-    with pytest.raises(UserError, match="shard 1 of 2 is not done"):
-        jobs(0)
-    jobs.statuses.clear()
-    assert jobs(1) == ["--shard 1/2"]
+    jobs.statuses = {"--join": 2}
+    assert jobs(1) == ["--shard 1/2", "--join"]
+    assert jobs.experiment.attempt(Part("cut", 2, 1)).status == "done"
     assert jobs.experiment.attempt(Part("cut", 2, 1)).number == 2
-    assert jobs(0) == ["--join"]
+    assert jobs.experiment.attempt(Part("cut", 2)).status == "failed"
+    jobs.statuses = {}
+    assert jobs(2) == ["--join"]
     made = jobs.experiment.record("cut")
     assert (made.status, made.why) == ("done", "it has not been run yet") and len(made.outputs) == 3
-    assert jobs(0) == jobs(1) == []
+    assert jobs(2) == jobs(1) == []
 
 
 def test_shards_begin_again_when_an_output_is_gone(jobs):
     """All shards run again, although each was complete; the first one deletes the old files."""
-    for shard in (1, 2, 0):
+    for shard in (1, 2):
         jobs(shard)
     (jobs.experiment.path / "pieces" / "1_2.txt").unlink()
     assert jobs(2) == ["--shard 2/2"]
     assert [path.name for path in (jobs.experiment.path / "pieces").iterdir()] == ["2_2.txt"]
-    assert jobs(1) == ["--shard 1/2"] and jobs(0) == ["--join"]
+    assert jobs(1) == ["--shard 1/2", "--join"]
 
 
 def test_a_stage_goes_on_in_as_many_shards_as_it_was_begun_in(jobs):
-    def planned():
-        (plan,) = Submitter(jobs.pipeline(), (), "lsf", "x", CONFIG).plan()
-        return plan.shards, plan.tasks
+    def left(submitted):
+        pipeline = jobs.pipeline()
+        ((stage, decision),) = pipeline.plan()
+        return Submitter(pipeline, (), "lsf", "x", CONFIG).shards_left(stage, decision, submitted)
 
-    assert planned() == (3, (1, 2, 3))
+    assert left(None) == (3, (1, 2, 3))
     jobs(1)
-    save_json(jobs.experiment.folder / "submitted_cut.json",
-              {**dataclasses.asdict(job("4", ("5", "4"), shards=2)), "system": "lsf"})
-    assert planned() == (2, (2,))
+    assert left(job("4", shards=2)) == (2, (2,))
+    jobs.statuses = {"--join": 2}
+    jobs(2)
+    assert left(job("4", shards=2)) == (2, (2,))  # its job joins the shards
 
 
 @pytest.mark.parametrize(("received", "status", "attempts", "expected"), [

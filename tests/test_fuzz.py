@@ -30,7 +30,7 @@ from agents.world_files import read_world
 from analysis.influences.comparison import COMPARISON_FILES
 from analysis.jacobians import JACOBIAN_FILES
 from attribution.checking.agent_checks import SUMMARY
-from attribution.checking.object_scores import OBJECT_FILES, read_names
+from attribution.checking.object_scores import OBJECT_FILES
 from attribution.page import read_labels
 from attribution.published import read_joblib
 from attribution.results import ATTRIBUTIONS, finished_layers, read_features
@@ -38,9 +38,17 @@ from common import files
 from common.cli import Parser
 from common.config import read_yaml
 from common.errors import UserError
-from common.files import load_tensors, named_errors, read_array, read_arrays, read_json, save_json
+from common.files import (
+    load_tensors,
+    named_errors,
+    read_array,
+    read_arrays,
+    read_json,
+    save_json,
+    save_tensors,
+)
 from common.parameters import id_list
-from common.results import ResultStore, Table, Text
+from common.results import Table, Text
 from common.schemas import Array, Npz, save_arrays
 from common.tables import read_table, write_table
 from common.video import write_poster
@@ -263,15 +271,6 @@ def test_pipes_and_devices_are_not_read(name, tmp_path):
         path.unlink()
 
 
-def test_files_of_the_kernel_do_not_block(tmp_path, monkeypatch):
-    opened = []
-    monkeypatch.setattr(files.os, "open", lambda path, flags: opened.append(flags) or os.dup(0))
-    for read in (files.read_bytes, read_array):
-        with contextlib.suppress(UserError, OSError):
-            read(tmp_path)
-    assert len(opened) == 2 and all(flags & os.O_NONBLOCK for flags in opened)
-
-
 NOTE = {"settings": {"divided": {"num_samples": 2, "batch_size": 1}}, "informative": [],
         "finished": True}
 
@@ -280,7 +279,7 @@ NOTE = {"settings": {"divided": {"num_samples": 2, "batch_size": 1}}, "informati
     ("999999_of_999999", NOTE), ("1_of_1", {**NOTE, "settings": {"divided": {
         "num_samples": 10**12, "batch_size": 1}}}),
     *(("1_of_1", {**NOTE, "settings": {"divided": divided}}) for divided in (
-        5, [], {}, {"num_samples": "2"}, {"num_samples": -1}, {"num_samples": None})),
+        {}, {"num_samples": "2"}, {"num_samples": -1}, {"num_samples": None})),
     *(("1_of_1", {**NOTE, key: value}) for key in NOTE for value in (5, None, "x", [[3]])),
     ("1_of_1", [])], ids=str)
 def test_notes_of_shards_are_checked_before_any_work(place, note, tmp_path):
@@ -339,7 +338,9 @@ LARGE = np.random.default_rng(0).random((1, 100, 100)).astype(np.float32)
 
 @pytest.mark.parametrize("write", [
     lambda path: Npz({"a": Array(np.float32, "A B C")}).write(path, {"a": LARGE}),
-    lambda path: save_arrays(path, {"a": LARGE}, compressed=True)], ids=["npz", "compressed"])
+    lambda path: save_arrays(path, {"a": LARGE}, compressed=True),
+    lambda path: save_tensors(path, {"a": torch.from_numpy(LARGE)})],
+    ids=["npz", "compressed", "tensors"])
 def test_archives_that_do_not_fit_on_the_disk_leave_no_traceback(write, tmp_path, monkeypatch):
     """A file object that is left open fails again when it is deleted, which Python prints."""
     unraisable = []
@@ -406,7 +407,7 @@ RECORDS = {
     "evaluation": (EVALUATION, lambda path: read_evaluation(path, {"env": {"num_levels": int}})),
     "names": ({"features_sha256": "0", "features": [{"name": "coin", "kind": None, "score": 0.5}],
                **NUMBERS},
-              lambda path: read_names(ResultStore(path.parents[1], OBJECT_FILES), "a")),
+              lambda path: OBJECT_FILES.entry("names").read(path, "")),
     "summary": ({"frames": 9, "above": 0, **INTERVAL}, lambda path: SUMMARY.read(path, "")),
     "labels": ({"a": {"1": "coin"}}, lambda path: read_labels(path, {"a": SimpleNamespace(
         number=2)})),

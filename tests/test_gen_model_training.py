@@ -34,6 +34,7 @@ from common import parameters
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
 from common.parameters import ParameterSet
+from common.progress import Progress
 from generative import export
 from generative.batches import BatchOrder, BatchReader, align
 from generative.config import RecordConfig, SimulatorConfig, TrainingConfig
@@ -164,16 +165,21 @@ def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path, mo
                                 stop):
     """The run stops before its first batch, or between two rows of the log; the next row is the
     mean of all its batches."""
-    read = BatchReader.__iter__
+    train_on, enter = SimulatorTraining.one_batch, Progress.__enter__
 
-    def signalled(reader):
-        for number, windows in enumerate(read(reader)):
-            if number == stop:
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield windows
+    def begin(progress):
+        if stop == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return enter(progress)
+
+    def signalled(run, windows):
+        if run.steps == stop - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return train_on(run, windows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(BatchReader, "__iter__", signalled)
+        patch.setattr(Progress, "__enter__", begin)
+        patch.setattr(SimulatorTraining, "one_batch", signalled)
         assert train_gen_model.main(arguments(agent_path, recording, tmp_path)
                                     ) == 128 + signal.SIGTERM
     assert "--resume" in capsys.readouterr().out
@@ -186,6 +192,7 @@ def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path, mo
     assert_same(newest(folder), newest(undisturbed))
 
 
+@pytest.mark.slow
 def test_bfloat16_follows_float32(agent_path, recording, tmp_path):
     losses = []
     for bfloat16 in (False, True):
@@ -286,6 +293,7 @@ def test_the_asked_share_of_windows_is_simulated_from_the_prior(agent_path, reco
     assert seen[0] == expected
 
 
+@pytest.mark.slow
 def test_learning_rate_falls_to_nothing_and_goes_on_where_it_was(agent_path, recording, tmp_path):
     training = {"lr_decay": "cosine", "image_rarity": 0.5, "save_interval": 3}
     settings = settings_for(agent_path, recording, training=training)

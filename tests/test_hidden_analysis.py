@@ -314,6 +314,7 @@ def test_steps_are_those_of_the_states(recording):
     assert row == len(steps.reward)
 
 
+@pytest.mark.slow
 def test_all_figures_are_drawn(precomputed, recording, tmp_path, coarse_figures):
     output = tmp_path / "hx_plots"
     argv = [*arguments(recording / "data", None, precomputed.path), "--output_dir", str(output)]

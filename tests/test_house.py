@@ -1,6 +1,7 @@
 """Modules: imports between packages, modules that do not need Procgen, and length."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -52,7 +53,12 @@ def imported(path: Path, known) -> set[str]:
 
 
 MODULES = modules()
-IMPORTS = {name: imported(path, MODULES) - {name} for name, path in MODULES.items()}
+
+
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    """Return the modules that each module imports."""
+    return {name: imported(path, MODULES) - {name} for name, path in MODULES.items()}
 
 
 def room(module: str) -> str | None:
@@ -64,7 +70,7 @@ def room(module: str) -> str | None:
 @pytest.mark.parametrize("name", sorted(ROOMS & set(map(room, MODULES))))
 def test_a_room_imports_the_rooms_below_it_alone(name):
     wrong = {(module, other) for module in MODULES if room(module) == name
-             for other in IMPORTS[module] if room(other) not in {name, *BELOW[name]}}
+             for other in imports()[module] if room(other) not in {name, *BELOW[name]}}
     assert not wrong, sorted(wrong)
 
 
@@ -73,7 +79,7 @@ def test_scripts_import_no_other_script():
                or 'if __name__ == "__main__":' in path.read_text()}
     assert {"train", "maze.levels", "attribution.page"} <= scripts
     wrong = {(module, other) for module in MODULES if room(module) not in ("benchmarks", "tools")
-             for other in IMPORTS[module] & scripts}
+             for other in imports()[module] & scripts}
     assert not wrong, sorted(wrong)
 
 
@@ -93,12 +99,12 @@ def test_no_function_has_more_than_eight_parameters():
 
 def test_no_modules_import_each_other_in_a_circle():
     """Imports for type checking count, too."""
-    graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError, which names the modules
+    graphlib.TopologicalSorter(imports()).prepare()  # raises CycleError, which names the modules
 
 
 def test_simulator_and_analyses_know_nothing_of_the_agents_training():
     wrong = {(module, other) for module in MODULES if room(module) in ("generative", "analysis")
-             for other in IMPORTS[module] & TRAINING}
+             for other in imports()[module] & TRAINING}
     assert not wrong, sorted(wrong)
     assert set(MODULES) >= TRAINING
 

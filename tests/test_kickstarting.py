@@ -141,7 +141,7 @@ def test_a_run_resumes_with_the_memory_of_its_teacher(teacher_file, tmp_path):
     """The resumed run is exact; without the memory, its weights would differ."""
     settings = dataclasses.replace(settings_for(teacher_file, 4), seed=4)
     run = TrainingRun(tmp_path / "a", settings, FLOAT32)
-    run._one_update()
+    run._advance()
     run.save()
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     state = torch.load(tmp_path / "b" / "resume.pth", weights_only=True)
@@ -150,7 +150,7 @@ def test_a_run_resumes_with_the_memory_of_its_teacher(teacher_file, tmp_path):
     torch.save(state, tmp_path / "b" / "resume.pth")
     runs = [run, *(TrainingRun(tmp_path / name, settings, FLOAT32) for name in "ab")]
     for each in runs:
-        each._one_update()
+        each._advance()
     whole, resumed, without = (each.policy.fc_policy.weight for each in runs)
     assert torch.equal(resumed, whole) and not torch.equal(without, whole)
 
@@ -180,7 +180,7 @@ def test_resumed_run_wants_the_same_teacher_until_its_say_has_ended(teacher_file
     assert "not the file that this run started with" in refusal(
         train.main, ["--resume", tmp_path / "run"], capsys)
     shutil.copy(teacher_file, own)
-    run._one_update()
+    run._advance()
     run.save()
     own.unlink()  # half of the run is over, and the teacher's weight is 0
     assert train.main(["--resume", str(tmp_path / "run")]) == 0

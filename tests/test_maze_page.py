@@ -33,7 +33,7 @@ from maze.field.page_export import MazePageFolder
 from maze.studies.vectors import VECTOR_KINDS, level_vectors
 from tools.browser import SHOWN, opened_page
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.slow]
 COUNTER = itertools.count()
 LAYER = "embedder.block2.res1.resadd"
 DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"

@@ -36,7 +36,7 @@ def test_an_agents_run_goes_on(tmp_path):
     with gzip.open(OLD / "agent" / "resume.pth.gz") as file:
         (tmp_path / RESUME_NAME).write_bytes(file.read())
     run = TrainingRun(tmp_path, load_settings(tmp_path, TrainSettings), FLOAT32)
-    assert (run.timesteps, run.updates) == (128, 2)
+    assert (run.steps, run.updates) == (128, 2)
     assert run.train() == 0
     assert_logs_agree(tmp_path / "log.csv", OLD / "agent" / "expected_log.csv", "timesteps",
                       ["wall_time"])
@@ -69,7 +69,7 @@ def test_a_simulators_run_goes_on(tmp_path):
         load_settings(folder, SimulatorRunSettings), agent_file=str(agent),
         data_dir=str(GOLDEN / "dataset" / "data"), max_batches=8)
     run = SimulatorTraining(folder, settings, FLOAT32)
-    assert run.batches == 4
+    assert run.steps == 4
     assert run.train() == 0
     assert_logs_agree(folder / "progress.csv", OLD / "simulator" / "expected_progress.csv",
                       "batches", ["wall_time", "frames_per_second", "waiting_for_data"])

@@ -59,8 +59,7 @@ from tools.compare_outputs import digests
 
 STEP, NUM_STEPS, NUM_STARTS = 2, 4, 2  # the first two from the set `tiny`
 POOL, BEST_OF, ITERATIONS = 10, 14, 2  # the searches evaluate BEST_OF starts of 24 recorded ones
-TARGETS = ["value", "log_prob_any_left", "hx_direction_1_pca", "hidden_state:5",
-           "embedder.block3.res2.resadd:3", "from_left_to_up"]
+TARGETS = ["value", "log_prob_any_left", "hx_direction_1_pca", "embedder.block3.res2.resadd:3"]
 
 
 @pytest.fixture(scope="module")
@@ -259,11 +258,11 @@ def recorded_around(centre, number=60):
     return near, RecordedDensity.fit(near.numpy(), np.arange(number) % 6)
 
 
-def found(planted, begin, density, penalty, aim=MAXIMISE, diversity=0.0, iterations=60):
+def found(planted, begin, density, penalty, aim=MAXIMISE, diversity=0.0, iterations=30):
     simulator, _ = planted
     (target,) = named(simulator.agent.policy, "hidden_state:0")
     (vectors,) = search(simulator, FLOAT32, Objective(target, aim), in_vectors(begin), (0.0, 0.3),
-                        density, penalty, SearchPlan(1, iterations, 0.05, diversity))
+                        density, penalty, SearchPlan(1, iterations, 0.1, diversity))
     return vectors
 
 
@@ -487,8 +486,9 @@ def test_searches_that_return_their_beginning_are_told_from_those_that_moved(
         assert moved["moved"][moved["score"] > moved["begin_score"] + 0.01].all()
         assert moved["moved"].any()
         folder = tmp_path / others.parent.name
-        assert optimise_start.main(argv(folder, "--iterations", 0, "--no_videos",
-                                        "--no_real_game")) == 0
+        assert optimise_start.main(argv(
+            folder, "--iterations", 0, "--no_videos", "--no_real_game", "--penalty", 1,
+            "--targets", "value", "hidden_state:5")) == 0
         table = pd.read_csv(folder / "starts.csv")
         assert not table["moved"].any()
         # Batches of other sizes round differently; how much depends on the machine.
@@ -500,7 +500,7 @@ def test_searches_that_return_their_beginning_are_told_from_those_that_moved(
 # Searches in noise
 
 def test_searches_in_noise_keep_every_norm_and_raise_the_score(worlds_simulator):
-    begin = in_noise(worlds_simulator, torch.tensor([3, 7, 9]))
+    begin = in_noise(worlds_simulator, torch.tensor([3, 7]))
     (target,) = named(worlds_simulator.agent.policy, "hidden_state:5")
 
     def value(noise):
@@ -510,7 +510,7 @@ def test_searches_in_noise_keep_every_norm_and_raise_the_score(worlds_simulator)
                                        world)[1], STEP)
 
     kept = search(worlds_simulator, FLOAT32, Objective(target, MAXIMISE), begin, (0.0, 0.1), None,
-                  0.0, SearchPlan(STEP, 32, 0.1, 0.0))  # eight steps of each of four variables
+                  0.0, SearchPlan(STEP, 16, 0.1, 0.0))  # four steps of each of four variables
     assert (value(kept) > value(begin.variables)).all()
     for before, after in zip(begin.variables, kept):
         torch.testing.assert_close(after.flatten(1).norm(dim=1), before.flatten(1).norm(dim=1))
@@ -711,7 +711,7 @@ def test_report_counts_the_rows_of_the_table(finished):
     title = "| 1 | shown in the real game | best recorded start |"
     (line,) = [line for line in text.splitlines() if line.startswith(title)]
     pairs = pd.read_csv(folder / "pairs.csv")
-    assert line.split("|")[4].strip() == str(pairs["groups"].iloc[0]) == "5"
+    assert line.split("|")[4].strip() == str(pairs["groups"].iloc[0]) == "4"
     assert "Nothing: intervals need at least 10 groups of targets" in text
     assert len(list((folder / "pictures").iterdir())) == 2 * len(TARGETS)
     films = list((folder / "penalty_1" / "videos").iterdir())
@@ -724,7 +724,7 @@ def test_a_run_that_was_stopped_ends_with_equal_files(finished, arguments, tmp_p
     for name in ("starts.csv", "report.md", "pictures/order_002.png"):
         (other / name).unlink()
     shutil.rmtree(other / "penalty_1" / "sample_00005")  # killed between two starts of an objective
-    for number in range(4, 2 * len(TARGETS) * NUM_STARTS):
+    for number in range(4, 8):
         shutil.rmtree(other / "penalty_0" / f"sample_{number:05d}")
     assert optimise_start.main(arguments(other, "--aims", "maximise", "minimise")) == 0
     assert digests(other) == digests(folder)

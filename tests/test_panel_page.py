@@ -41,7 +41,7 @@ from envs.objects import action_labels
 from generative.sample_files import SampleOrigin
 from tools.browser import SHOWN, opened_page
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.slow]
 
 TOTAL = NUM_SAMPLES + NUM_SWAPPED
 COUNTER = itertools.count()

@@ -312,11 +312,14 @@ def test_network_uses_it_where_it_can_and_torch_elsewhere():
             can_pool(pictures(2, 16, 7, 8))] == [True, False, False, False, False]
 
 
-def test_number_of_threads_stays():
+@pytest.mark.slow
+def test_threads_pool_as_one_does_and_their_number_stays():
     """This needs a new process, because numba sets the number only when it first runs."""
-    code = ("import torch; torch.set_num_threads(1); from agents.pooling import ParallelMaxPool; "
-            "ParallelMaxPool.apply(torch.zeros(2, 8, 4, 4, dtype=torch.bfloat16)); import numba; "
-            "print(numba.threading_layer(), torch.get_num_threads(), numba.get_num_threads())")
+    code = ("import sys, torch; sys.path.insert(0, 'tests'); "
+            "from test_policy import both, pictures; "
+            "torch.set_num_threads(2); x = both(pictures(5, 24, 4, 6)); import numba; "
+            "assert all(map(torch.equal, *x)); "
+            "print(torch.get_num_threads(), numba.get_num_threads())")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True,
-                          env=dict(os.environ, OMP_NUM_THREADS="2"))
-    assert done.stdout.split()[1:] == ["1", "1"], done.stderr
+                          env=dict(os.environ, OMP_NUM_THREADS="3", NUMBA_NUM_THREADS="3"))
+    assert done.stdout.split() == ["2", "2"], done.stderr

@@ -163,6 +163,7 @@ def test_examples_of_public_names_run(folder, tmp_path, monkeypatch):
         assert runner.run(example, out=output.append).failed == 0, "".join(output)
 
 
+@pytest.mark.slow
 def test_the_example_study_claims_that_the_hidden_coin_lowers_the_value(tmp_path, folder):
     """Fails if the coin stays in the frame, or frames and hidden states are not of one step."""
     recording = record(str(ROOT / AGENT), EnvConfig("coinrun", "hard"),

@@ -47,8 +47,8 @@ def started(levels, of) -> list:
 
 @pytest.fixture(scope="module")
 def frames() -> np.ndarray:
-    """Start frames of 480 real levels, uint8 (480, H, W, C)."""
-    return np.stack(started(range(480), lambda slots: slots.frames[0].copy()))
+    """Start frames of 320 real levels, uint8 (320, H, W, C)."""
+    return np.stack(started(range(320), lambda slots: slots.frames[0].copy()))
 
 
 @pytest.fixture(scope="module")
@@ -59,25 +59,25 @@ def states() -> list[LevelState]:
 @pytest.fixture(scope="module")
 def marked(frames) -> np.ndarray:
     """The second half of the frames with a small white square, which no real frame has."""
-    changed = frames[240:].copy()
+    changed = frames[160:].copy()
     changed[:, 10:18, 40:48] = 255
     return changed
 
 
 def test_a_classifier_finds_what_real_frames_lack_and_only_that(frames, marked):
-    real = classifier_auc(frames[:240], frames[240:], 0, EPOCHS)
+    real = classifier_auc(frames[:160], frames[160:], 0, EPOCHS)
     assert 0.3 < real.value < 0.7
     assert real.low < 0.5 < real.high
-    assert classifier_auc(frames[:240], marked, 0, EPOCHS).low > 0.9
+    assert classifier_auc(frames[:160], marked, 0, EPOCHS).low > 0.9
 
 
 def test_a_classifier_is_tested_on_the_last_quarter_and_trained_on_the_first_half(frames, marked):
     memorised = marked.copy()
-    memorised[180:] = frames[420:]  # the marks are in training and validation frames only
-    assert classifier_auc(frames[:240], memorised, 0, EPOCHS).low < 0.5
-    unseen = frames[240:].copy()
-    unseen[180:] = marked[180:]
-    assert classifier_auc(frames[:240], unseen, 0, EPOCHS).low < 0.6
+    memorised[120:] = frames[280:]  # the marks are in training and validation frames only
+    assert classifier_auc(frames[:160], memorised, 0, EPOCHS).low < 0.5
+    unseen = frames[160:].copy()
+    unseen[120:] = marked[120:]
+    assert classifier_auc(frames[:160], unseen, 0, EPOCHS).low < 0.6
 
 
 def test_a_classifier_depends_on_its_seed_alone(frames):
@@ -88,15 +88,6 @@ def test_a_classifier_depends_on_its_seed_alone(frames):
         results.append(classifier_auc(frames[:100], frames[100:200], seed, 2))
         assert torch.equal(before, torch.get_rng_state())
     assert results[0] == results[1] != results[2]
-
-
-def test_a_classifier_refuses_frames_that_it_cannot_compare(frames):
-    with pytest.raises(UserError, match="at least 40 real"):
-        classifier_auc(frames[:100], frames[:39], 0)
-    with pytest.raises(UserError, match="differ in shape"):
-        classifier_auc(frames[:100], frames[:100, :32], 0)
-    with pytest.raises(UserError, match="uint8"):
-        classifier_auc(frames[:100] / 255, frames[:100], 0)
 
 
 def test_auc_equals_that_of_scikit_learn_with_ties_and_clusters():
@@ -127,9 +118,9 @@ def test_recall_counts_what_a_precise_threshold_finds():
     assert recall_at_precision(-scores, outcomes, np.arange(8), 0.7, 0).value == 0
     assert np.isnan(recall_at_precision(scores, outcomes | True, np.arange(8), 0.7, 0).value)
     rng = np.random.default_rng(0)
-    outcomes = rng.random(2000) < 0.2
-    blind = recall_at_precision(rng.random(2000), outcomes, np.arange(2000), 0.8, 0)
-    good = recall_at_precision(outcomes + rng.normal(size=2000) / 4, outcomes, np.arange(2000),
+    outcomes = rng.random(600) < 0.2
+    blind = recall_at_precision(rng.random(600), outcomes, np.arange(600), 0.8, 0)
+    good = recall_at_precision(outcomes + rng.normal(size=600) / 4, outcomes, np.arange(600),
                                0.8, 0)
     assert blind.value < 0.05 and 0.9 < good.low < good.value < good.high
 
@@ -173,8 +164,6 @@ def test_rollouts_are_static_if_their_last_frames_hardly_change(frames):
     found = static_rollouts(np.stack([moving, still, flicker, thawing, freezing]))
     assert found.tolist() == [False, True, False, False, True]
     assert not static_rollouts(np.stack([moving, freezing]), last=20).any()
-    with pytest.raises(UserError, match="2 to 24"):
-        static_rollouts(still[None], last=25)
 
 
 def played(worlds: int | None, bias: float = 0, number: int = 800, seed: int = 0):
@@ -246,18 +235,6 @@ def test_intervals_resample_clusters():
     assert astuple(together) == pytest.approx(astuple(once))
     apart = calibration(*copies[:2], np.arange(1200), 16, 0).skill
     assert apart.high - apart.low < (together.high - together.low) / 2
-
-
-@pytest.mark.parametrize("change, message", [
-    ({"probabilities": np.array([0.5, 1.1])}, "from 0 to 1"),
-    ({"outcomes": np.array([0, 2])}, "outcomes 0 or 1"),
-    ({"clusters": np.arange(3)}, "same shape"), ({"num_worlds": 1}, "at least 2")])
-def test_wrong_forecasts_are_refused(change, message):
-    right = {"probabilities": np.array([0.5, 0.2]), "outcomes": np.array([0, 1]),
-             "clusters": np.arange(2), "num_worlds": 16, "seed": 0}
-    calibration(**right)
-    with pytest.raises(UserError, match=message):
-        calibration(**right | change)
 
 
 def test_fair_errors_do_not_depend_on_the_number_of_worlds():

@@ -184,7 +184,7 @@ def test_a_run_with_regions_stops_and_resumes_exactly(tmp_path):
     whole, half = (TrainingRun(tmp_path / name, settings, FLOAT32, CheeseRegion(3), CheeseRegion(1))
                    for name in ("whole", "half"))
     assert whole.train() == 0
-    half._one_update()
+    half._advance()
     assert_cheese_in(half.collector.env.get_state(), 3)
     assert_cheese_in(half.val_collector.env.get_state(), 1)
     half.save()

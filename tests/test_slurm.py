@@ -85,7 +85,7 @@ class Watch:
     def job(self, stage):
         """Return the number of the job that was last submitted for a stage."""
         text = (self.folder / "pipeline" / f"submitted_{stage}.json").read_text()
-        return re.search(r'"number": "(\d+)"', text)[1]
+        return re.search(r'"job": "(\d+)"', text)[1]
 
     def state(self, job):
         return ask(self.environment, "squeue", "--noheader", "--states=all", f"--jobs={job}",

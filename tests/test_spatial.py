@@ -493,7 +493,7 @@ def test_checkpoints_hold_the_average_of_the_weights(recording, tmp_path):
     def averaging(**windows):
         figures = step(**windows)
         for mean, parameter in zip(average, run.simulator.trainable_parameters()):
-            mean.lerp_(parameter.detach(), 1 - decays[run.batches])
+            mean.lerp_(parameter.detach(), 1 - decays[run.steps])
         return figures
 
     run._run_step = averaging

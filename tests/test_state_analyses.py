@@ -441,6 +441,7 @@ def drawn(precomputed, data, tmp_path_factory, coarse_figures):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("analysis", "clusters", "num_other"), [
     ("env", "cluster_*", 16), ("behaviours", "behaviour_*", 18), ("bottleneck", "cluster_*", 12),
     ("jacobians", "cluster_*", 17)])
@@ -489,6 +490,7 @@ def test_published_folders_are_drawn_without_our_additional_files(
     assert figures in dict(draw(folder, samples, steps, config, 0))
 
 
+@pytest.mark.slow
 def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, drawn):
     folder, samples = env_folder(precomputed), SampleFolder(data / "informed_init")
     labels = folder.read("clusters")
@@ -508,6 +510,7 @@ def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, drawn):
                                           samples.sample(sample).frames[step])
 
 
+@pytest.mark.slow
 def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, drawn):
     folder, samples = behaviours_folder(precomputed), SampleFolder(data / "informed_init")
     per_sample, labels = folder.read("per_sample"), folder.read("clusters").reshape(24, 6)

@@ -97,10 +97,6 @@ def change_state(change):
     return damage
 
 
-def put_nan(state):
-    state["model_state_dict"]["fc_value.weight"][0, 0] = float("nan")
-
-
 def level_of_another_game(state):
     with contextlib.closing(ProcgenVectorEnv(EnvConfig("heist", "easy"), 1, 0)) as env:
         state["val"]["env"][0] = torch.frombuffer(bytearray(env.get_state()[0]), dtype=torch.uint8)
@@ -108,19 +104,11 @@ def level_of_another_game(state):
 
 RESUME_DAMAGE = {
     "an agent": (lambda path: shutil.copy(agent_files(path.parent)[-1], path),
-                 "resume.pth has no 'timesteps'"),
-    "no environments": (change_state(lambda s: s["train"].pop("env")), "'train' has no 'env'"),
-    "text": (change_state(lambda s: s.update(timesteps="many")), "'timesteps' is not a valid int"),
-    "weights": (change_state(put_nan), "'fc_value.weight' holds NaN"),
+                 "resume.pth, which does not fit it: "),
+    "no environments": (change_state(lambda s: s["train"].pop("env")), "KeyError: 'env'"),
     "level of another game": (change_state(level_of_another_game), "its game is heist, not fruit"),
     "fewer levels": (change_state(lambda s: s["train"]["env"].pop()), "7 states for 8"),
-    "generator": (change_state(lambda s: s["minibatch_generator"].zero_()), "'minibatch_gen"),
-    "optimiser": (change_state(lambda s: s["optimizer_state_dict"]["state"].pop(3)), "has no '3'"),
-    "memory": (change_state(lambda s: s["val"].update(hidden=torch.zeros(8, 63))), "'hidden' is"),
-    "recent returns": (change_state(lambda s: s["val"]["statistics"].update(recent_returns=["x"])),
-                       "'recent_returns'"),
-    "normaliser": (change_state(lambda s: s["train"]["normalizer"].update(variance=-1.0)),
-                   "the variance must not be neg"),
+    "generator": (change_state(lambda s: s["minibatch_generator"].zero_()), "RuntimeError: "),
     "log": (lambda path: (path.parent / "log.csv").write_bytes(b"\x00\xff,1\n2"), "log.csv is dam"),
 }
 
@@ -143,13 +131,13 @@ def test_signal_saves_and_stops(number, changes, tmp_path):
     whole = TrainingRun(tmp_path / "whole", _settings(3 * SHORT_UPDATE, **changes), FLOAT32)
     assert whole.train() == 0
     run = TrainingRun(tmp_path / "stopped", whole.settings, FLOAT32)
-    update = run._one_update
+    update = run._advance
 
     def signal_during_update():
         os.kill(os.getpid(), number)
         return update()
 
-    run._one_update = signal_during_update
+    run._advance = signal_during_update
     assert run.train() == 128 + number
     assert [path.name for path in agent_files(run.folder)] == [f"model_{SHORT_UPDATE}.pth"]
     # A row after the last checkpoint and a truncated row must be removed.
@@ -296,21 +284,25 @@ def _settings(num_timesteps=4 * SHORT_UPDATE, model_file="", **changes):
 def test_agent_files_hold_the_unit_of_the_values(tmp_path):
     """Files contain the factor of reward normalisation, or 1, and gamma and lambda."""
     run = TrainingRun(tmp_path / "scaled", _settings(gamma=0.98), FLOAT32)
-    assert read_origin(run.save()).reward_scale is None  # no reward yet
+    run.save()
+    assert read_origin(agent_files(run.folder)[-1]).reward_scale is None  # no reward yet
     run.collector.normalizer(np.arange(8.0), np.zeros(8, bool))
     run.collector.normalizer(np.zeros(8), np.ones(8, bool))
     scale = 1 / np.sqrt(run.collector.normalizer.variance)
-    assert read_origin(run.save()) == AgentOrigin(
+    run.save()
+    assert read_origin(agent_files(run.folder)[-1]) == AgentOrigin(
         pytest.approx(scale), False, 0.98, 0.95, None, "fruitbot", "easy", 0, "end")
     resumed = TrainingRun(tmp_path / "scaled", run.settings, FLOAT32)
     assert resumed.collector.normalizer.scale == pytest.approx(scale)
     raw = TrainingRun(tmp_path / "raw", _settings(normalize_rew=False), FLOAT32)
-    assert read_origin(raw.save()).reward_scale == 1
+    raw.save()
+    assert read_origin(agent_files(raw.folder)[-1]).reward_scale == 1
 
 
 def test_non_finite_loss_stops_with_the_last_good_files_kept(tmp_path):
     run = TrainingRun(tmp_path, _settings(), FLOAT32)
-    saved = run.save().read_bytes()
+    run.save()
+    [saved] = [path.read_bytes() for path in agent_files(tmp_path)]
     resume = (tmp_path / "resume.pth").read_bytes()
     with torch.no_grad():
         run.policy.fc_value.bias.fill_(float("nan"))
@@ -324,12 +316,12 @@ def test_a_run_that_stops_where_an_older_agent_file_lies_is_saved(tmp_path):
     """A kill can leave the agent file of a step and the resume file of an earlier step."""
     run = TrainingRun(tmp_path, _settings(), FLOAT32)
     run.save()
-    run._one_update()
+    run._advance()
     stale = tmp_path / f"model_{SHORT_UPDATE}.pth"
     shutil.copy(tmp_path / "model_0.pth", stale)
-    run.settings = dataclasses.replace(run.settings, num_timesteps=SHORT_UPDATE)
+    run.num_steps = SHORT_UPDATE
     assert run.train() == 0
-    assert TrainingRun(tmp_path, _settings(), FLOAT32).timesteps == SHORT_UPDATE
+    assert TrainingRun(tmp_path, _settings(), FLOAT32).steps == SHORT_UPDATE
     assert_same(dict(load_agent(stale).state_dict()), dict(run.policy.state_dict()))
 
 

@@ -192,7 +192,7 @@ def test_each_agent_has_the_memory_of_the_steps_before():
     policy, other = small_policy(), small_policy()
     with torch.no_grad():
         other.gru.gru.weight_hh_l0 *= 0.5
-    env = EnvConfig("maze", "easy")
+    env = EnvConfig("fruitbot", "easy")
     found = compare_agents(policy, other, FLOAT32, env, 3, 0)
     frames, states, of_other = [], [], []
     levels = list(enumerate(env.draw_levels(3, 0)))

@@ -9,15 +9,15 @@ import copy
 import dataclasses
 import functools
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, record_arguments, refusal
+from conftest import FLOAT32, ROOT, refusal
 from PIL import Image
 
 import loss_over_time_experiment as script
-import record
 from agents.agent_file import load_agent
 from agents.replay import level_states, recorded_game
 from common.config import save_settings
@@ -58,7 +58,7 @@ MODE = LatentSampler("mode")
 TINY = ParameterSet("tiny-spatial")
 NUM_EPISODES, NUM_SQUARES = 10, 39
 SCALE = 64 / 13
-STEPS = 5
+STEPS, NUM_STARTS = 5, 24
 MEANS = Means(torch.full((1, 3, 64, 64), 0.5), torch.full((1, 15), 1 / 15))
 
 
@@ -188,7 +188,7 @@ def test_classes_are_named_after_what_their_squares_hold(dataset, recording, wor
     _, squares, episodes = world_card._named_classes(card)
     kinds = {kind.name: kind for kind in objects_of("coinrun")}
     agree, seen = [], dict.fromkeys(named, 0)
-    for episode in range(0, NUM_EPISODES, 2):
+    for episode in range(0, NUM_EPISODES, 3):
         of_episode = squares[episodes == episode]
         for view, (_, state) in zip(of_episode, level_states(recording, episode,
                                                           recording.world_rows(episode))):
@@ -219,7 +219,7 @@ def planted_level(config, level, kinds):
 def test_contents_beyond_equal_views_are_those_of_the_levels(dataset, simulator, monkeypatch):
     """Worlds of the levels themselves beat the oracle, and worlds of other levels know nothing."""
     config = recorded_game(dataset.folder)
-    levels = config.draw_levels(300, 0)
+    levels = config.draw_levels(200, 0)
     kinds = [kind for kind in objects_of("coinrun") if kind.name in ("saw", "lava", "box")]
     classes = {kind.name: np.array([number + 1]) for number, kind in enumerate(kinds)}
     card = card_of(simulator, dataset)
@@ -233,14 +233,14 @@ def test_contents_beyond_equal_views_are_those_of_the_levels(dataset, simulator,
     shift = 0
 
     def own_world(card, frames, numbers):
-        squares = np.stack([frames_of(levels[(levels.index(level) + shift) % 300])
+        squares = np.stack([frames_of(levels[(levels.index(level) + shift) % 200])
                             for level in asked[-1]])
         return world_at(squares, np.full((len(squares), 2), 32 - SCALE * 19.5))
 
     monkeypatch.setattr(world_card, "start_frames", start_frames)
     monkeypatch.setattr(world_card, "_world_of_level", own_world)
-    found = world_card.beyond_equal_views(card, 300, 60, 2, classes)
-    assert found["levels"] == 60 and 20 < found["layouts"] < 150
+    found = world_card.beyond_equal_views(card, 200, 40, 2, classes)
+    assert found["levels"] == 40 and 20 < found["layouts"] < 150
     _, contents = start_layouts(config, levels)
     assert set(CONTENTS["coinrun"]) - set(found) == {"enemy"}  # enemies are no squares
     for name in ("saw", "crate"):
@@ -249,7 +249,7 @@ def test_contents_beyond_equal_views_are_those_of_the_levels(dataset, simulator,
         assert table["skill"].value == 1 and table["oracle_skill"].value < 0.9
         assert abs(table["game"].value - contents[name].mean()) < 0.2
     shift = 7
-    found = world_card.beyond_equal_views(card, 300, 60, 2, classes)
+    found = world_card.beyond_equal_views(card, 200, 40, 2, classes)
     assert found["saw"]["skill"].value < 0.2 and found["crate"]["skill"].value < 0.2
 
 
@@ -335,7 +335,7 @@ def test_deaths_are_found_within_one_step_and_not_elsewhere(dataset, shipped):
         assert near["auc_of_a_death"].value == 1 and near[key].value == 1
     early = predicted(-4)
     assert early["auc_of_a_death"].value < 0.6 and early[key].value == 0
-    blind = [predicted(0, 0.0, 1.0, seed)["auc_of_a_death"].value for seed in range(8)]
+    blind = [predicted(0, 0.0, 1.0, seed)["auc_of_a_death"].value for seed in range(4)]
     assert np.mean(blind) == pytest.approx(0.5, abs=0.1)
     ends = perfect["probability_of_an_end"]
     assert ends["with_a_death"].value == pytest.approx(1)
@@ -344,12 +344,12 @@ def test_deaths_are_found_within_one_step_and_not_elsewhere(dataset, shipped):
 
 @pytest.fixture(scope="module")
 def starts(dataset):
-    return world_events.choose_starts(dataset, np.arange(len(dataset)), 40, 0)
+    return world_events.choose_starts(dataset, np.arange(len(dataset)), NUM_STARTS, 0)
 
 
 def test_starts_are_drawn_near_ends_and_anywhere(dataset, starts):
     chosen, near = starts
-    assert len(set(chosen.tolist())) == 40 and near.sum() == 20
+    assert len(set(chosen.tolist())) == NUM_STARTS == 2 * near.sum()
     for number, soon in zip(chosen.tolist(), near):
         place = dataset.place(number)
         left = dataset.folder.array_files(place.episode).frames.shape[0] - 1 - place.frame
@@ -360,7 +360,7 @@ def test_events_of_the_game_are_calibrated_and_constants_have_no_skill(dataset, 
                                                                        monkeypatch):
     chosen, _ = starts
     real = world_events._real_events(card_of(shipped, dataset), chosen, 16)
-    assert 0 < real["death"].sum() < 40 and real["coin"].sum() > 0
+    assert 0 < real["death"].sum() < NUM_STARTS and real["coin"].sum() > 0
 
     def measured(predict, num_worlds=2):
         return world_events.own_actions(planted(shipped, dataset, predict), *starts, num_worlds)
@@ -372,7 +372,7 @@ def test_events_of_the_game_are_calibrated_and_constants_have_no_skill(dataset, 
         return end, death
 
     found = measured(game)
-    assert found["all"]["starts"] == 40 and found["near_end"]["starts"] == 20
+    assert found["all"]["starts"] == NUM_STARTS == 2 * found["near_end"]["starts"]
     for name in ("death", "coin"):
         table = found["all"][name]
         assert table["real"] == real[name].sum() == pytest.approx(table["expected"])
@@ -398,7 +398,7 @@ def test_events_of_the_game_are_calibrated_and_constants_have_no_skill(dataset, 
 def test_long_rollouts_that_stand_still_are_static(dataset, shipped, starts):
     chosen, near = starts
     card = card_of(shipped, dataset)
-    few = chosen[~near][:6]
+    few = chosen[~near][:4]
 
     class Frozen(Simulations):
         def simulate(self, start, num_steps, actions=None):
@@ -407,7 +407,7 @@ def test_long_rollouts_that_stand_still_are_static(dataset, shipped, starts):
                     ] * num_steps
 
     frozen = world_events.long_rollouts(Frozen(**vars(card)), few)
-    assert frozen["not_ended"] == 6 and frozen["static"]["simulator"].value == 1
+    assert frozen["not_ended"] == 4 and frozen["static"]["simulator"].value == 1
     assert frozen["ended"]["simulator"].value < 0.01
     assert frozen["ended"]["difference"].value < -0.3  # the game ends
     assert frozen["black_at_64"]["simulator"].value == pytest.approx(
@@ -509,11 +509,14 @@ def test_rendered_worlds_need_a_simulator_and_a_recording_with_worlds(
         model_file, plain_file, recording, tmp_path, capsys):
     argv = arguments(plain_file, recording.path, tmp_path / "out", "--rendered_worlds")
     assert "this simulator has no worlds" in refusal(script.main, argv, capsys)
-    logdir = tmp_path / "plain"
-    assert record.main(record_arguments(AGENT, logdir, 2, "--env_name", "coinrun", "--no_videos",
-                                        "--distribution_mode", "hard", "--positions")) == 0
-    argv = arguments(model_file, logdir / "data", tmp_path / "out", "--rendered_worlds")
+    plain = shutil.copytree(recording.path, tmp_path / "plain")
+    for path in plain.rglob("world_*.png"):
+        path.unlink()
+    argv = arguments(model_file, plain, tmp_path / "out", "--rendered_worlds")
     assert "has no worlds; record it with --worlds" in refusal(script.main, argv, capsys)
-    argv = arguments(model_file, recording.path, tmp_path / "out", "--random_starts", 20)
-    assert "at least 40" in refusal(script.main, argv, capsys)
     assert not (tmp_path / "out").exists()
+
+
+def test_too_few_random_starts_are_refused(simulator, dataset):
+    with pytest.raises(script.UserError, match="at least 40"):
+        world_card.random_starts(card_of(simulator, dataset), 20, None)

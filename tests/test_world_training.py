@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import os
+import signal
 
 import numpy as np
 import pandas as pd
@@ -399,11 +401,20 @@ def test_seeds_fix_objects_and_noise_places_them(trained):
     assert (shifted.places > world.places)[right].all()
 
 
-def test_the_prior_is_trained_by_one_command(recording, run, tmp_path):
+def test_the_prior_is_trained_by_one_command_that_resumes(recording, run, tmp_path, monkeypatch):
     output = tmp_path / "prior" / "model.pt"
     arguments = ["--agent_file", str(AGENT), "--model_file", str(run.newest_checkpoint),
                  "--data_dir", str(recording), "--device", "cpu", "--num_world_batches", "3",
                  "--num_start_batches", "3", "--batch_size", "4"]
+    train_on = train_prior.PriorTraining._one_batch
+
+    def signalled(training):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return train_on(training)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_prior.PriorTraining, "_one_batch", signalled)
+        assert train_prior.main([*arguments, "--output", str(output)]) == 128 + signal.SIGTERM
     assert train_prior.main([*arguments, "--output", str(output)]) == 0
     simulator, before = (open_simulator(path, AGENT, SimulatorConfig(), FLOAT32)
                          for path in (output, run.newest_checkpoint))

@@ -42,7 +42,7 @@ from generative.networks import LatentSampler
 from generative.saliency.gradients import DIRECTION, checked_directions, saliency_functions
 from generative.simulator import Simulator, Step
 from generative.squares import World
-from generative.start_worlds import check_prior, on, sampled_world
+from generative.start_worlds import on, sampled_world
 from interventions.projector import DirectionType, Projector
 
 MAXIMISE, MINIMISE = "maximise", "minimise"
@@ -343,7 +343,6 @@ def recorded_worlds(simulator: Simulator, dataset: RolloutDataset, windows: np.n
     """
     if simulator.squares is None:
         return None
-    check_prior(simulator)
     frames = dataset.batch(windows).frames[dataset.num_init_steps - 1]
     return sampled_world(simulator, vectors, frames.to(vectors.device).float() / 255,
                          torch.from_numpy(np.asarray(windows, np.int64)))
