@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
-import torch
+from torch import Tensor
 
 from agents.layers import STATE, Layer, layers_named
 from agents.networks import Policy
@@ -29,21 +29,19 @@ from envs.procgen_env import EnvConfig
 from interventions.ablations import ABLATIONS, MEAN, RESAMPLE
 from interventions.comparison import ConditionSet, compare, play_runs
 from interventions.controls import KINDS, OTHERS, controls_of
-from interventions.flags import DirectionIdsOptions, PatchOptions, direction, swap_name
+from interventions.flags import DirectionIdsOptions, PatchOptions
 from interventions.patch_text import (
     files_of,
     open_patches,
     parse_patch,
     vectors_for,
 )
-from interventions.patches import ChangeState, Opening
-from interventions.projector import Projector
+from interventions.patches import Opening
+from interventions.projector import Swap
 from interventions.scan_study import ScanOptions
 from interventions.vectors import read_vectors
 
 logger = logging.getLogger(__name__)
-
-_Swap = tuple[list[int], list[int | None]]  # source directions and target directions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

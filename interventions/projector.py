@@ -238,8 +238,8 @@ class Swap(Patch):
         """Return the patch with the directions that its folder holds for an agent.
 
         Raises:
-            UserError: if no folder is named; the matrices are missing, damaged, or belong to another
-                agent; or see ``matrix``.
+            UserError: if no folder is named; if the matrices are missing, damaged, or belong to
+                another agent; or see ``matrix``.
         """
         if not isinstance(self.directions, Path) or not self.num_episodes:
             raise UserError("swap needs the results of hidden_analysis_precompute.py: name their "
@@ -260,8 +260,8 @@ class Swap(Patch):
         assert isinstance(projector, Projector)  # the patch is opened
         if self.random_directions is not None:
             if self.direction_type != "ica":
-                raise UserError("random_directions replaces independent components, so it needs ica "
-                                "as direction_type")
+                raise UserError("random_directions replaces independent components, so "
+                                "direction_type must be ica")
             projector = projector.turned(self.random_directions)
         return projector.swap(torch.eye(len(projector.mean)), self.pairs, self.direction_type)
 
