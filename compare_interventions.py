@@ -147,9 +147,9 @@ def direction_sets(options: ComparisonOptions, testbed: Testbed) -> list[Conditi
     from_step = 0 if options.in_simulator else options.alter_from_step
     sets = (
         ablation_conditions(directions, options.ablations, options.num_controls, projector, sources,
-                            testbed.policy.device, from_step, options.seed),
-        swap_conditions(options.swaps, options.num_controls, projector, testbed.policy.device,
-                        from_step))
+                            from_step, options.seed),
+        swap_conditions([options.make_swap(pairs, from_step).opened(testbed.policy)
+                         for pairs in options.swaps], options.num_controls, projector.std))
     return [dataclasses.replace(conditions, settings={**conditions.settings, **digests})
             for conditions in sets if conditions.conditions]
 

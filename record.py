@@ -107,7 +107,7 @@ def record(options: RecordOptions) -> RolloutFolder:
     noise, noise_share = options.action_noise(config.env_name)
     worlds = WorldRecorder(config) if options.worlds else None
     positions = options.positions or options.worlds
-    swap = options.open_swap(policy, options.agent_file, options.alter_from_step)
+    swap = options.open_swap(policy, options.alter_from_step)
     all_levels = config.draw_levels(options.num_episodes, options.seed)
     patches = options.open_patch_list(policy, config, lambda size, seed: played_reference(
         policy, compute, config, all_levels, size, seed, edit), edit)
@@ -124,7 +124,7 @@ def record(options: RecordOptions) -> RolloutFolder:
     if len(levels) < len(own_levels):
         print(f"{len(own_levels) - len(levels)} of {len(own_levels)} episodes are already recorded")
     started = time.monotonic()
-    with patches.scope(policy, *([swap.patch] if swap else [])):
+    with patches.scope(policy, *([swap] if swap else [])):
         episodes = play_episodes(
             policy, compute, config, levels, options.seed, num_slots,
             PlayOptions(alter_logits=mixed_noise(noise, noise_share) if noise else None, edit=edit,

@@ -101,13 +101,13 @@ def record_samples(options: SampleOptions) -> list[SampleFolder]:
     sampler = Sampler(simulator, compute, plan, dataset, options.num_starts)
     patches = options.open_patch_list(policy, None, lambda size, seed: recorded_reference(
         RolloutFolder(Path(data_dir)), sampler.episodes, size, seed))
-    swap = options.open_swap(policy, options.agent_file)
+    swap = options.open_swap(policy)
     descriptions: list[dict] = [{}]
     scopes: list[contextlib.AbstractContextManager] = [contextlib.nullcontext()]
     unaltered = {"unaltered": plan.folder_name}
     if swap:
         descriptions.append({"swap": {**swap.description, **unaltered}})
-        scopes.append(patched(policy, [swap.patch]))
+        scopes.append(patched(policy, [swap]))
     if patch_list:
         descriptions.append({**patches.metadata, **unaltered})
         scopes.append(patches.scope(policy))
@@ -160,9 +160,9 @@ def folder_paths(options: SampleOptions, plan: SamplingPlan) -> list[Path]:
 
     The last two are included if the options specify a swap of directions, and patches.
     """
-    name, swapped, patch_list = plan.folder_name, options.swap_name, options.patch_list
+    name, swap, patch_list = plan.folder_name, options.swap(), options.patch_list
     folder = options.data_save_dir or options.generated_data
-    return [folder / name, *([folder / f"{name}_swapped_{swapped}"] if swapped else []),
+    return [folder / name, *([folder / f"{name}_swapped_{swap.name}"] if swap else []),
             *([folder / f"{name}_patched_{patch_list_name(patch_list)}"] if patch_list else [])]
 
 

@@ -30,8 +30,6 @@ from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
 
 ARCHITECTURES = ("impala", "nature", "clear")
-HiddenChange = Callable[[Tensor, Tensor], Tensor]
-"""Map the states that enter and leave a step, each (B, D), to a new state that leaves the step."""
 
 
 class ResidualAdd(nn.Module):

@@ -42,9 +42,7 @@ from agents.patch import Patch, PatchContext, PatchFn, Selection
 from agents.testbed import Condition
 from common.errors import UserError
 from interventions.comparison import ConditionSet
-from interventions.flags import swap_name
-from interventions.patches import ChangeState
-from interventions.projector import Projector
+from interventions.projector import Projector, Swap
 
 MEAN, RESAMPLE, FROZEN = "mean", "resample", "frozen"
 ABLATIONS = (MEAN, RESAMPLE, FROZEN)
@@ -106,8 +104,8 @@ class SetCoordinate(Patch):
 
 
 def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_controls: int,
-                        projector: Projector, sources: np.ndarray | None,
-                        device: torch.device | str, from_step: int, seed: int) -> ConditionSet:
+                        projector: Projector, sources: np.ndarray | None, from_step: int,
+                        seed: int) -> ConditionSet:
     """Return one condition per kind of ablation and component; their controls follow when the
     distances are known.
 
@@ -120,7 +118,6 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
         num_controls: number of controls of each ablation.
         projector: projector onto the components.
         sources: coordinates of the recorded states (N, k), needed for RESAMPLE.
-        device: device of the states.
         from_step: first step of an episode that is ablated, from 0.
         seed: seed of the resampled states.
 
@@ -137,7 +134,7 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
         """Return the patch that ablates component 0 of a projector, or its control."""
         steps, recorded = (from_step, None), None
         if kind == FROZEN and distance is None:
-            return ChangeState(turned.swapped_step([0], [None], "ica", device), steps=steps)
+            return Swap(STATE, pairs=((0, None),), directions=turned, steps=steps)
         if kind == RESAMPLE:
             assert sources is not None
             to_turned = (turned.unmixing @ projector.mixing).double().cpu().numpy()[0]
@@ -146,7 +143,7 @@ def ablation_conditions(directions: Sequence[int], kinds: Sequence[str], num_con
                              recorded=recorded, distance=distance, seed=seed, steps=steps)
 
     ablations: list[Condition] = [
-        Condition(f"ic_{swap_name([number], [None]) if kind == FROZEN else f'{number}_{kind}'}",
+        Condition(f"ic_{number}_{'to_None' if kind == FROZEN else kind}",
                   _LABELS[kind].format(number), kind, False,
                   patches=[patch_of(kind, projector.reordered(number))],
                   settings={"ablation": kind, "component": number})

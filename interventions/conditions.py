@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
-import torch
+from torch import Tensor
 
 from agents.layers import STATE, Layer, layers_named
 from agents.networks import Policy
@@ -29,21 +29,19 @@ from envs.procgen_env import EnvConfig
 from interventions.ablations import ABLATIONS, MEAN, RESAMPLE
 from interventions.comparison import ConditionSet, compare, play_runs
 from interventions.controls import KINDS, OTHERS, controls_of
-from interventions.flags import DirectionIdsOptions, PatchOptions, direction, swap_name
+from interventions.flags import DirectionIdsOptions, PatchOptions
 from interventions.patch_text import (
     files_of,
     open_patches,
     parse_patch,
     vectors_for,
 )
-from interventions.patches import ChangeState, Opening
-from interventions.projector import Projector
+from interventions.patches import Opening
+from interventions.projector import Swap
 from interventions.scan_study import ScanOptions
 from interventions.vectors import read_vectors
 
 logger = logging.getLogger(__name__)
-
-_Swap = tuple[list[int], list[int | None]]  # source directions and target directions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,60 +96,31 @@ class ConditionOptions(PatchOptions, ParameterOptions):
         return not self.patch_lists or bool(self.given & {"directions", "ablations"})
 
 
-def swap_conditions(swaps: Sequence[str], num_controls: int, projector: Projector,
-                    device: torch.device | str, from_step: int) -> ConditionSet:
-    """Return the conditions that swap independent components, and their controls.
+def swap_conditions(swaps: Sequence[Swap], num_controls: int, std: Tensor) -> ConditionSet:
+    """Return the conditions of opened swaps of independent components, and their controls.
 
-    The controls of a swap apply it to random directions, see ``Projector.turned``. Swaps that
-    differ only in the numbers of their components share their controls (``Condition.pattern``).
+    Swaps that differ only in the numbers of their components share their controls
+    (``Condition.pattern``).
 
     Args:
-        swaps: swaps such as ``10:12,5:None``, one per condition.
         num_controls: number of controls of each pattern of swaps.
-        projector: projector onto the components.
-        device: device of the states.
-        from_step: first step of an episode that is altered, from 0.
-
-    Raises:
-        UserError: if a swap does not parse, a component does not exist, or controls are requested
-            for a projector with a single component.
+        std: standard deviations of the hidden units (D,).
     """
-    pairs: list[_Swap] = list(map(_parse_swap, swaps))
+    def condition(name: str, label: str, swap: Swap) -> Condition:
+        settings = {**{key: swap.description[key] for key in ("from", "to")},
+                    "turned_by_seed": swap.random_directions}
+        return Condition(name, label, swap.pattern.name, swap.random_directions is not None,
+                         patches=[swap], settings=settings)
 
-    def make(name: str, label: str, swap: _Swap, turn: int | None = None) -> Condition:
-        turned = projector if turn is None else projector.turned(turn)
-        step = turned.swapped_step(*swap, "ica", device)
-        return Condition(
-            name, label, swap_name(*_renumber(swap)), turn is not None,
-            patches=[ChangeState(step, steps=(from_step, None))],
-            settings={"from": swap[0], "to": swap[1], "turned_by_seed": turn})
-
-    patterns = {swap_name(*_renumber(pair)): _renumber(pair) for pair in pairs}
-    conditions = [make(f"ic_{swap_name(*pair)}", ", ".join(f"IC {source} out" if target is None else
-                                       f"IC {source} to {target}"
-                                       for source, target in zip(*pair)), pair)
-                  for pair in pairs]
-    conditions += [make(f"random_{turn:03d}_{pattern}", f"random {turn}", pair, turn)
-                   for pattern, pair in patterns.items() for turn in range(num_controls)]
-    return ConditionSet(conditions, {STATE: projector.std}, {},
+    patterns = {swap.pattern.name: swap.pattern for swap in swaps}
+    conditions = [condition(f"ic_{swap.name}", ", ".join(
+        f"IC {source} out" if target is None else f"IC {source} to {target}"
+        for source, target in swap.pairs), swap) for swap in swaps]
+    conditions += [condition(f"random_{turn:03d}_{name}", f"random {turn}",
+                             dataclasses.replace(pattern, random_directions=turn))
+                   for name, pattern in patterns.items() for turn in range(num_controls)]
+    return ConditionSet(conditions, {STATE: std}, {},
                         f"{num_controls} random directions of equal variance as controls of swaps")
-
-
-def _renumber(swap: _Swap) -> _Swap:
-    """Return a swap with its directions renumbered from 0, in order of first appearance."""
-    numbers = [number for number in dict.fromkeys([*swap[0], *swap[1]]) if number is not None]
-    return ([numbers.index(number) for number in swap[0]],
-            [None if number is None else numbers.index(number) for number in swap[1]])
-
-
-def _parse_swap(text: str) -> _Swap:
-    """Parse a swap such as ``10:12,5:None``."""
-    try:
-        pairs = [pair.split(":") for pair in text.split(",")]
-        return [int(source) for source, _ in pairs], [direction(end) for _, end in pairs]
-    except ValueError:
-        raise UserError(f"--swaps takes pairs such as 10:12 or 10:12,5:None, not '{text}'"
-                        ) from None
 
 
 def patch_conditions(options: ConditionOptions, testbed: Testbed, seed: int) -> ConditionSet:

@@ -16,10 +16,11 @@ set                                       CELLS (default if the patch names cell
                                           at other cells; CHANNELS (otherwise): other channels at
                                           the same cells, with the value rescaled to their standard
                                           deviations
+swap                                      the same swap of random directions, see
+                                          ``Projector.turned``
 ========================================  =====================================================
 
-Controls of swaps of directions are defined in ``interventions.conditions``. Each control is
-determined by the seed and its number, so that more controls can be added later.
+Each control is determined by the seed and its number, so that more controls can be added later.
 
 Letters in shape comments: n reference frames, C channels and H W cells of a layer (units are
 channels with one cell), P = H W, K channels and M cells that a patch changes.
@@ -41,11 +42,13 @@ from agents.networks import Policy
 from agents.patch import Array, BatchInfo, Patch, PatchContext
 from agents.reference_set import ReferenceSet, activations_of
 from common.errors import UserError
-from interventions.patches import Add, ChangeState, Interchange, Project, SetTo
+from interventions.patches import Add, Interchange, Project, SetTo
+from interventions.projector import Swap
 
 PERMUTED, GAUSSIAN, OTHERS = "permuted", "gaussian", "others"
 CHANNELS, CELLS = "channels", "cells"
 KINDS = (PERMUTED, GAUSSIAN, OTHERS, CHANNELS, CELLS)
+_DIRECTIONS = "random directions"  # of swaps, which have no other controls
 NEAR = 0.25  # largest relative difference in size of change for a matched set
 _CANDIDATES = 20_000  # maximum number of candidate sets
 
@@ -92,6 +95,9 @@ def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int
         seeds = np.random.SeedSequence([seed, place])
         if chosen in (PERMUTED, GAUSSIAN, OTHERS):
             columns.append(_vectors(policy, patch, chosen, number, seeds, others))
+        elif chosen == _DIRECTIONS and isinstance(patch, Swap):
+            columns.append([(dataclasses.replace(patch.pattern, random_directions=k),
+                             {"random_directions": k}, True) for k in range(number)])
         elif chosen == CHANNELS:
             columns.append(_channels(policy, patch, number, seeds, reference))
         else:
@@ -179,6 +185,8 @@ def channel_sizes(policy: Policy, patch: Patch, layer: Layer,
 
 def _default(patch: Patch) -> str:
     """Return the default kind of the controls of a patch."""
+    if isinstance(patch, Swap):
+        return _DIRECTIONS
     if isinstance(patch, Add | Project):
         return PERMUTED
     if patch.cells is not None and (isinstance(patch, SetTo) or patch.channels is None):
@@ -293,7 +301,7 @@ def _channels(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSe
         raise UserError(f"a projection at {patch.layer} has no controls of the kind '{CHANNELS}'; "
                         f"use '{PERMUTED}' or '{GAUSSIAN}'")
     layers = layers_named(policy, patch.layer)
-    if patch.channels is None or len(layers) > 1 or isinstance(patch, ChangeState) or (
+    if patch.channels is None or len(layers) > 1 or (
             isinstance(patch, Interchange) and not patch.words):
         raise UserError(f"{patch.kind} at {patch.layer} names no channels of one layer, so no "
                         "other channels can be drawn as controls; name some, as in "

@@ -7,9 +7,10 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agents.hooks import ActivePatches, patched
+from agents.layers import STATE
 from agents.networks import Policy
 from agents.patch import Patch
 from agents.reference_set import MIN_FRAMES, ReferenceSet
@@ -28,8 +29,8 @@ from interventions.patch_text import (
     read_patch_file,
     warn_of_unused,
 )
-from interventions.patches import ChangeState, Opening
-from interventions.projector import DirectionType, Projector
+from interventions.patches import Opening
+from interventions.projector import Projector, Swap
 
 if TYPE_CHECKING:
     from envs.procgen_env import EnvConfig, LevelEdit
@@ -90,6 +91,26 @@ class DirectionFolderOptions(SaveDirOptions):
         return Projector.load_for(policy.hidden_state_size, self.directions_folder,
                                   self.direction_episodes, agent_file)
 
+    def make_swap(self, pairs: str, from_step: int | None = None, kind: str = "ica",
+                  random: int | None = None) -> Swap:
+        """Return the patch of a swap of these directions, not opened.
+
+        Flags of swaps are aliases of the text of this patch, see ``interventions.patch_text``.
+
+        Args:
+            pairs: text such as 10:12,5:None.
+            from_step: first step of an episode that is altered, from 0; None for no limit.
+            kind: "ica" or "pca".
+            random: seed of the random directions that replace the components, or None.
+        """
+        options = {"directions": self.directions_folder, "num_episodes": self.direction_episodes,
+                   "direction_type": kind, "random_directions": random,
+                   "steps": None if from_step is None else f"{from_step}:"}
+        swap = parse_patch(f"swap@{STATE}={pairs}" + "".join(
+            f",{name}={value}" for name, value in options.items() if value is not None))
+        assert isinstance(swap, Swap)
+        return swap
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DirectionOptions(DirectionFolderOptions):
@@ -135,44 +156,32 @@ class SwapOptions(DirectionFolderOptions):
         None, "replace the directions of the swap by random directions of equal size, drawn with "
               "this seed", type=seed, metavar="SEED")
 
-    @property
-    def swap_name(self) -> str | None:
-        """Name of the swap, or None if no swap is configured."""
-        swap = self.parameters.get(SwapConfig)
-        if not swap.swap_directions_from:
-            return None
-        name = swap_name(swap.swap_directions_from, swap.swap_directions_to or ())
-        random = self.random_directions
-        return name if random is None else f"random_{random}_{name}"
-
-    def open_swap(self, policy: Policy, agent_file: Path, from_step: int = 0) -> Swap | None:
-        """Build the patch of the configured swap; return None if no swap is configured.
+    def swap(self, from_step: int | None = None) -> Swap | None:
+        """Return the patch that the options stand for, not opened; None for no swap.
 
         Args:
-            from_step: first step of an episode that is altered, from 0.
+            from_step: first step of an episode that is altered, from 0; None for no limit.
 
         Raises:
-            UserError: if the matrices are missing, damaged, or belong to another agent; there is no
-                such direction; or random directions are requested without a swap of independent
-                components.
+            UserError: if the options contradict each other.
         """
-        swap, random = self.parameters.get(SwapConfig), self.random_directions
-        kind, name = self.parameters.get(DirectionsConfig).direction_type, self.swap_name
-        if random is not None and (name is None or kind != "ica"):
-            raise UserError("--random_directions replaces the independent components of a swap, so "
-                            "it needs --swap_directions_from and --swap_directions_to, and ica as "
-                            "direction_type")
-        if name is None:
-            return None
-        taken, put = list(swap.swap_directions_from or ()), list(swap.swap_directions_to or ())
-        projector, matrices = self.load_projector(policy, agent_file)
-        if random is not None:
-            projector = projector.turned(random)
-        description = {"from": taken, "to": put, "direction_type": kind,
-                       "matrices_sha256": matrices,
-                       **({} if random is None else {"random_directions": random})}
-        step = projector.swapped_step(taken, put, cast(DirectionType, kind), policy.device)
-        return Swap(name, ChangeState(step, steps=(from_step, None)), description)
+        swap = self.parameters.get(SwapConfig)
+        taken, put = swap.swap_directions_from or (), swap.swap_directions_to or ()
+        if len(taken) != len(put):
+            raise UserError(f"{len(taken)} directions to swap from, but {len(put)} to swap to")
+        if taken:
+            return self.make_swap(
+                ",".join(f"{source}:{target}" for source, target in zip(taken, put)), from_step,
+                self.parameters.get(DirectionsConfig).direction_type, self.random_directions)
+        if self.random_directions is not None:
+            raise UserError("--random_directions replaces the directions of a swap, so it needs "
+                            "--swap_directions_from and --swap_directions_to")
+        return None
+
+    def open_swap(self, policy: Policy, from_step: int | None = None) -> Swap | None:
+        """Return the opened patch of the options, see ``swap`` and ``Swap.opened``."""
+        swap = self.swap(from_step)
+        return swap and swap.opened(policy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -304,36 +313,3 @@ class OpenedPatches:
         with patched(policy, [*before, *self.patches]) as active:
             yield active
         warn_of_unused(active)
-
-
-# Configured swaps. Simulator and real environment share one definition: a patch of the state after
-# a step. Both store the altered states.
-
-
-@dataclasses.dataclass(frozen=True)
-class Swap:
-    """Swap of directions in the change of the hidden state in every step.
-
-    The part of the change along some directions is removed, and the same amounts are added along
-    other directions, if any.
-
-    Attributes:
-        name: name for folders, such as ``10_5_to_12_None``.
-        patch: patch of the agent that applies the swap.
-        description: settings of the swap, for metadata.
-    """
-
-    name: str
-    patch: ChangeState
-    description: dict
-
-
-def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
-    """Return the name of a swap for file names, such as ``10_5_to_12_None``.
-
-    Args:
-        taken: numbers of the directions to remove.
-        put: for each removed direction, the direction along which the same amount is added, or
-            None.
-    """
-    return "_".join(map(str, (*taken, "to", *put)))

@@ -8,6 +8,7 @@ The command-line syntax is::
     set@embedder.block2.res1.resadd:8,55,70-77=2.3,cell=5.10,others=-0.2
     add@embedder.block2.res1.resadd=vectors/cheese_0.npz,coefficient=-1,steps=0:20
     interchange@embedder.block2.res1.resadd:55,source=7/8
+    swap@hidden_state=10:12,5:None,directions=analysis/hx_analysis_precomp,num_episodes=4000
 
 A YAML file holds a list of mappings with the keys ``kind``, ``layer``, ``channels``, ``value`` and
 the options. In such a file, a list of values is a sweep. The file then defines several lists of
@@ -19,6 +20,7 @@ Every patch takes ``cell`` (row.column from the top left, several separated by `
 each kind. ``interventions.maze_words`` holds the options for mazes.
 ``source`` of ``interchange`` names n levels: the level with seed s takes the entries from the first
 frame of source s mod n, numbered from 0.
+``swap`` applies changes along direction 10 to direction 12 instead, and removes those along 5.
 """
 
 from __future__ import annotations
@@ -45,8 +47,10 @@ from agents.patch import Patch
 from agents.reference_set import activations_of
 from common.errors import UserError, nearest
 from common.files import MAX_REASON, check_nested, read_array, read_bytes
+from interventions.hidden_states_folder import matrix_files
 from interventions.maze_words import MAZE_WORDS
 from interventions.patches import Opening, OpenOption
+from interventions.projector import Swap
 from interventions.vectors import read_vectors
 
 logger = logging.getLogger(__name__)
@@ -102,6 +106,12 @@ def _parse_cells(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(cell[1]), int(cell[2])) for cell in cells)
 
 
+def _parse_pairs(text: str) -> tuple[tuple[int, int | None], ...]:
+    pairs = [_match(r"(\d{1,9}):(\d{1,9}|[Nn]one)", pair).groups() for pair in text.split(",")]
+    return tuple((int(source), int(target) if target.isdigit() else None)
+                 for source, target in pairs)
+
+
 def _choice(*names: str) -> _Form:
     return " or ".join(names), dict(zip(names, names)).__getitem__
 
@@ -122,7 +132,7 @@ def _value(expected: str, pattern: str, parse: Callable[[str], Any] = _parse_num
 _NUMBER: _Form = "a number", _parse_number
 _NUMBERS: _Form = ("whole numbers and ranges such as 8,55,70-77, in options 8/55/70-77",
                    _parse_numbers)
-_SEED: _Form = "a whole number from 0", lambda text: int(_match(r"\d{1,9}", text)[0])
+_WHOLE: _Form = "a whole number from 0", lambda text: int(_match(r"\d{1,9}", text)[0])
 _YES_NO: _Form = "yes or no", {"yes": True, "no": False}.__getitem__
 _OPTIONS: dict[str, _Form] = {  # options that every patch takes
     "cell": ("row.column from the top left, such as 5.10, or several, 5.10/5.11", _parse_cells),
@@ -139,12 +149,12 @@ _TYPES: dict[str, _Type] = {cls.kind: (cls, value, options) for cls, value, opti
         lambda text: Path(text) if text.endswith(".npy") else _parse_number(text)),
         {"others": _NUMBER, "override": _YES_NO}),
     (kinds.Mean, None, {"over": _choice("cells", "channels")}),
-    (kinds.Resample, None, {"draw": _choice("joint", "channel"), "seed": _SEED}),
+    (kinds.Resample, None, {"draw": _choice("joint", "channel"), "seed": _WHOLE}),
     (kinds.Noise, _value(
         "sigma: a number, or a multiple of each channel's standard deviation, such as 0.5sd",
         rf"(?P<sigma>{_FLOAT})(?P<reference_sd>sd)?",
         lambda text: text == "sd" or _parse_number(text)),
-        {"draw": _choice("once", "picture"), "seed": _SEED}),
+        {"draw": _choice("once", "picture"), "seed": _WHOLE}),
     (kinds.Add, _VECTOR, {"coefficient": _NUMBER}),
     (kinds.Multiply, _value(
         "a number, or positive:a,negative:b",
@@ -157,7 +167,11 @@ _TYPES: dict[str, _Type] = {cls.kind: (cls, value, options) for cls, value, opti
     (kinds.Shift, _value(
         "down.right in cells, such as 0.-2", r"(?P<down>-?\d{1,3})\.(?P<right>-?\d{1,3})", int),
         {}),
-    (kinds.Interchange, None, {}))}
+    (kinds.Interchange, None, {}),
+    (Swap, _value("pairs of directions such as 10:12 or 10:12,5:None", "(?P<pairs>.+)",
+                  _parse_pairs),
+     {"directions": ("a folder", Path), "num_episodes": _WHOLE, "random_directions": _WHOLE,
+      "direction_type": _choice("ica", "pca")}))}
 
 
 def parse_patch(text: str) -> Patch:
@@ -295,7 +309,7 @@ def patch_list_name(patches: Sequence[Patch]) -> str:
     name = ""
     for patch in patches:
         text = patch.text.replace("embedder.", "")
-        for path in files_of(patch):
+        for path in _paths_of(patch):
             text = text.replace(str(path), path.stem)
         name += "+" * bool(name) + re.sub(r"[^A-Za-z0-9.-]+", "_", text)
     if len(name) <= MAX_NAME:
@@ -306,8 +320,13 @@ def patch_list_name(patches: Sequence[Patch]) -> str:
 
 def files_of(patch: Patch) -> list[Path]:
     """Return the files that a patch names; none once the patch has been opened."""
-    values = getattr(patch, "vector", None), getattr(patch, "value", None)
-    return [value for value in values if isinstance(value, Path)]
+    if isinstance(patch, Swap) and isinstance(patch.directions, Path):
+        return list(matrix_files(patch.directions, patch.num_episodes).values())
+    return _paths_of(patch)
+
+
+def _paths_of(patch: Patch) -> list[Path]:
+    return [value for value in vars(patch).values() if isinstance(value, Path)]
 
 
 def open_patches(patches: Sequence[Patch], opening: Opening) -> list[Patch]:
@@ -334,6 +353,8 @@ def _open_patch(patch: Patch, opening: Opening) -> Patch:
         opened = dataclasses.replace(opened, vector=vectors)
     if isinstance(opened, kinds.SetTo) and isinstance(opened.value, Path):
         opened = dataclasses.replace(opened, value=read_array(opened.value))
+    if isinstance(opened, Swap):
+        opened = opened.opened(opening.policy)
     for name, text in patch.words:
         opened = _GAME_OPTIONS[name](opened, text, opening)
     reference: dict[str, Any] = {"reference": opening.reference()} if opened.needs_reference else {}

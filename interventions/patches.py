@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.layers import STATE, Layer
-from agents.networks import HiddenChange, Policy
+from agents.layers import Layer
+from agents.networks import Policy
 from agents.patch import BatchInfo, Patch, PatchContext, PatchFn, Selection, Values
 from agents.reference_set import ReferenceSet, activations_of
 from common.errors import UserError
@@ -387,28 +387,6 @@ class Interchange(Patch):
                 name = selection.layer.name
                 paired = activations_of(selection.policy, paired, [name])[name]
             return selection.broadcast(paired, "the output for the paired frames")
-
-        return change
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ChangeState(Patch):
-    """Replace the hidden state after a step by a function of the states before and after the step.
-
-    Attributes:
-        change: function that maps the states before and after the step, (R, D) each, to the new
-            state after the step (R, D).
-    """
-
-    kind: ClassVar[str] = "state"
-
-    layer: str = dataclasses.field(default=STATE, init=False)
-    change: HiddenChange
-
-    def bind(self, selection: Selection) -> PatchFn:
-        def change(entries: Tensor, context: PatchContext) -> Tensor:
-            assert context.state is not None  # the layer is the hidden state
-            return self.change(context.state, entries.squeeze(2)).unsqueeze(2)
 
         return change
 

@@ -1,4 +1,4 @@
-"""Directions in the agent's hidden space: principal and independent components.
+"""Directions in the agent's hidden space, principal and independent components, and their swaps.
 
 With the standardised state z = (hx - mu) / sigma, the principal coordinates are p = z C^T, where
 the rows of C are the components. The independent coordinates are s = (p_k / std_k) W^T, with the
@@ -11,16 +11,19 @@ states.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from scipy.stats import ortho_group
 from torch import Tensor
 
-from agents.networks import HiddenChange
+from agents.agent_file import weights_sha256
+from agents.layers import STATE
+from agents.networks import Policy
+from agents.patch import Patch, PatchContext, PatchFn, Selection
 from agents.provenance import check_agent
 from common.errors import UserError
 from common.files import sha256
@@ -32,6 +35,8 @@ from interventions.hidden_states_folder import (
 )
 
 DirectionType = Literal["pca", "ica"]
+Pairs = Sequence[tuple[int, int | None]]
+"""For each direction to remove, the direction that gets the same amount instead, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +151,7 @@ class Projector:
     def num_ics(self) -> int:
         return len(self.unmixing)
 
-    def check_numbers(self, numbers: Iterable[int | None], kind: DirectionType) -> None:
+    def check_numbers(self, numbers: Sequence[int | None], kind: DirectionType) -> None:
         """Raise UserError if there is no direction with one of the numbers; None is ignored."""
         num_directions = self.num_ics if kind == "ica" else len(self.components)
         for number in numbers:
@@ -183,64 +188,118 @@ class Projector:
         scaled = self._pc_std().unsqueeze(1) * self.components[:self.num_ics]  # (k, D)
         return (self.mixing.T @ scaled) * self.std
 
-    def swap(self, delta: Tensor, taken: list[int], put: list[int | None],
-             kind: DirectionType) -> Tensor:
-        """Remove the part of a change along some directions, and add it along others.
+    def swap(self, delta: Tensor, pairs: Pairs, kind: DirectionType) -> Tensor:
+        """Remove the part of changes of hx (…, D) along some directions, and add it along others.
 
         All pairs act simultaneously on the same change.
 
-        Args:
-            delta: changes of hx (…, D).
-            taken: directions to remove.
-            put: for each removed direction, the direction that gets the same amount instead, or
-                None.
-            kind: type of the directions.
-
-        Returns:
-            Swapped changes (…, D).
-
         Raises:
-            UserError: if the lists differ in length, or there is no such direction.
+            UserError: if there is no such direction.
         """
         directions = self.directions(kind)
-        if len(taken) != len(put):
-            raise UserError(f"{len(taken)} directions to swap from, but {len(put)} to swap to")
-        self.check_numbers((*taken, *put), kind)
+        self.check_numbers([number for pair in pairs for number in pair], kind)
         amounts = self.change(delta, kind)
-        for source, target in zip(taken, put):
+        for source, target in pairs:
             amount = amounts[..., source:source + 1]
             delta = delta - amount * directions[source]
             if target is not None:
                 delta = delta + amount * directions[target]
         return delta
 
-    def swapped_step(self, taken: list[int], put: list[int | None], kind: DirectionType,
-                     device: torch.device | str) -> HiddenChange:
-        """Return a function that swaps directions in the change of the agent's state in a step.
-
-        Both the simulator and the real environment apply swaps in this way.
-
-        Args:
-            taken: see ``swap``.
-            put: see ``swap``.
-            kind: see ``swap``.
-            device: device of the states.
-
-        Returns:
-            Function that maps the states that enter and leave a step, (B, D) each, to the altered
-            state (B, D): the entering state plus the swapped change.
-
-        Raises:
-            UserError: see ``swap``.
-        """
-        units = torch.eye(len(self.mean))
-        matrix = self.swap(units, taken, put, kind).to(device)  # (D, D); a swap is linear
-
-        def step(entering: Tensor, leaving: Tensor) -> Tensor:
-            with torch.autocast(entering.device.type, enabled=False):
-                return entering + (leaving - entering) @ matrix
-
-        return step
-
     def _pc_std(self) -> Tensor:
         return self.variances[:self.num_ics].sqrt()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Swap(Patch):
+    """Remove the part of every change of the hidden state along some directions, and add the same
+    amounts along others.
+
+    Attributes:
+        pairs: see ``Pairs``.
+        directions: the directions; before the patch is opened, the folder with their matrices.
+        num_episodes: number of episodes that the matrices were computed from.
+        direction_type: "ica" or "pca".
+        random_directions: seed of the random directions that replace the independent components,
+            see ``Projector.turned``; None for the components themselves.
+        matrices_sha256: SHA-256 of the files of the matrices, by name, once the patch is opened.
+    """
+
+    kind: ClassVar[str] = "swap"
+
+    pairs: Pairs
+    directions: Projector | Path | None = None
+    num_episodes: int = 0
+    direction_type: DirectionType = "ica"
+    random_directions: int | None = None
+    matrices_sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def opened(self, policy: Policy) -> Swap:
+        """Return the patch with the directions that its folder holds for an agent.
+
+        Raises:
+            UserError: if no folder is named; if the matrices are missing, damaged, or belong to
+                another agent; or see ``matrix``.
+        """
+        if not isinstance(self.directions, Path) or not self.num_episodes:
+            raise UserError("swap needs the results of hidden_analysis_precompute.py: name their "
+                            "folder and number of episodes with directions= and num_episodes=")
+        projector, checksums = Projector.load_for(
+            policy.hidden_state_size, self.directions, self.num_episodes, weights_sha256(policy))
+        opened = dataclasses.replace(self, directions=projector, matrices_sha256=checksums)
+        opened.matrix()
+        return opened
+
+    def matrix(self) -> Tensor:
+        """Return the matrix (D, D) that maps changes of the state, as rows, to swapped changes.
+
+        Raises:
+            UserError: if there is no such direction, or no random direction that replaces it.
+        """
+        projector = self.directions
+        assert isinstance(projector, Projector)  # the patch is opened
+        if self.random_directions is not None:
+            if self.direction_type != "ica":
+                raise UserError("random_directions replaces independent components, so "
+                                "direction_type must be ica")
+            projector = projector.turned(self.random_directions)
+        return projector.swap(torch.eye(len(projector.mean)), self.pairs, self.direction_type)
+
+    def bind(self, selection: Selection) -> PatchFn:
+        if selection.layer.name != STATE or selection.channels is not None:
+            raise UserError(f"swap changes the whole hidden state, so it is written swap@{STATE}, "
+                            "without units")
+        matrix = self.matrix().to(selection.policy.device)
+
+        def change(entries: Tensor, context: PatchContext) -> Tensor:
+            entering = context.state
+            assert entering is not None  # the layer is the hidden state
+            with torch.autocast(entering.device.type, enabled=False):
+                return (entering + (entries.squeeze(2) - entering) @ matrix).unsqueeze(2)
+
+        return change
+
+    @property
+    def pattern(self) -> Swap:
+        """The swap with its directions numbered from 0, in order of first appearance."""
+        numbers = dict.fromkeys(number for numbers in zip(*self.pairs) for number in numbers
+                                if number is not None)
+        new: dict[int | None, int] = dict(zip(numbers, range(len(numbers))))
+        return dataclasses.replace(self, pairs=tuple(
+            (new[source], new.get(target)) for source, target in self.pairs))
+
+    @property
+    def name(self) -> str:
+        """Name of the swap in file names, such as ``10_5_to_12_None``."""
+        taken, put = zip(*self.pairs)
+        name = "_".join(map(str, (*taken, "to", *put)))
+        return name if self.random_directions is None else f"random_{self.random_directions}_{name}"
+
+    @property
+    def description(self) -> dict:
+        """Settings of the swap, for metadata."""
+        taken, put = map(list, zip(*self.pairs))
+        random = {} if self.random_directions is None else {
+            "random_directions": self.random_directions}
+        return {"from": taken, "to": put, "direction_type": self.direction_type,
+                "matrices_sha256": self.matrices_sha256, **random}

@@ -37,7 +37,7 @@ def states_of(patches, policy, embeddings):
 
 def conditions_of(directions, kinds, sources=None, distances=(1.0,)):
     """Return conditions from step 1 on, with two controls; ``distances`` are the measured ones."""
-    ablations = ablation_conditions(directions, kinds, 2, golden_projector(), sources, "cpu", 1, 5)
+    ablations = ablation_conditions(directions, kinds, 2, golden_projector(), sources, 1, 5)
     return ablations.with_controls({condition.name: distance for condition, distance in zip(
         ablations.conditions, distances, strict=True)})
 

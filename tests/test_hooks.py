@@ -16,7 +16,7 @@ from agents.networks import to_images
 from agents.patch import PADDING, Apply, BatchInfo
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
-from interventions.patches import Add, ChangeState, Clamp, Multiply, Noise, Project, SetTo, Zero
+from interventions.patches import Add, Clamp, Multiply, Noise, Project, SetTo, Zero
 
 LAYER = "embedder.block2.res1.resadd"
 BOTH = pytest.mark.parametrize(("architecture", "recurrent"), [
@@ -312,17 +312,6 @@ def test_patches_that_depend_on_rows_do_not_depend_on_how_many_play():
         np.testing.assert_array_equal(a.hidden_states, b.hidden_states)
         np.testing.assert_array_equal(a.log_probs, b.log_probs)
         assert ((a.hidden_states[1:, 1] == 0).all()) == (a.number % 2 == 0)
-
-
-@torch.no_grad()
-def test_the_change_of_a_state_sees_what_entered():
-    policy = tiny_policy()
-    embeddings, hidden = torch.rand(3, 64), torch.rand(3, 64)
-    plain = policy.step(embeddings, hidden).hidden_states
-    with patched(policy, [ChangeState(
-            lambda entering, leaving: entering + 2 * (leaving - entering))]):
-        altered = policy.step(embeddings, hidden).hidden_states
-    assert torch.equal(altered, hidden + 2 * (plain - hidden))
 
 
 def test_batches_are_small_only_if_each_frame_keeps_its_bits(monkeypatch):

@@ -25,14 +25,17 @@ from agents.acting import load_action_noise, run_policy
 from agents.agent_file import load_agent
 from agents.episodes import PlayOptions, play_episodes
 from agents.hooks import patched
+from agents.layers import STATE
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.files import sha256
 from common.palette import BLUE, VERMILION
 from envs.procgen_env import EnvConfig
 from interventions import comparison
-from interventions.patches import ChangeState
-from interventions.projector import Projector
+from interventions.controls import controls_of
+from interventions.patch_text import open_patches, parse_patch
+from interventions.patches import Add, Opening
+from interventions.projector import Projector, Swap
 from stats.bootstrap import ClusterBootstrap
 from stats.effects import (
     Condition,
@@ -88,6 +91,30 @@ def test_recorded_states_satisfy_the_definition_row_by_row(agent_path, matrices,
     assert swap["matrices_sha256"]["hx_mu_12.npy"] == sha256(matrices / "hx_mu_12.npy")
 
 
+def test_flags_of_a_swap_stand_for_a_patch(agent_path, matrices, tmp_path):
+    """The patch stores the checksums of its directions and has controls, too."""
+    text = f"swap@hidden_state=10:12,5:None,directions={matrices},num_episodes=12"
+    flags = ("--precomputed_analysis_data_path", str(matrices), "--swap_directions_from", "10",
+             "5", "--swap_directions_to", "12", "None")
+    episodes = {}
+    for name, more in (("flags", flags), ("patch", ("--patch", text)), ("unaltered", ())):
+        assert record.main(record_arguments(
+            agent_path, tmp_path / name, 1, "--interpreting_params_name", "tiny", "--no_videos",
+            *more)) == 0
+        data = RolloutFolder(tmp_path / name / "data")
+        episodes[name] = np.array(data.episode(0).hidden_states)[:5]
+        if name == "patch":
+            digests = data.description()["patches"]["files_sha256"]
+            assert digests[str(matrices / "hx_mu_12.npy")] == sha256(matrices / "hx_mu_12.npy")
+    np.testing.assert_array_equal(episodes["flags"], episodes["patch"])
+    assert np.abs(episodes["flags"] - episodes["unaltered"]).max() > 0.01
+    policy = load_agent(agent_path)
+    [swap] = open_patches([parse_patch(text)], Opening(policy, None, None))
+    controls = controls_of(policy, [swap], 2, 0)
+    assert [[patch.name for patch in control.patches] for control in controls] == [
+        ["random_0_0_1_to_2_None"], ["random_1_0_1_to_2_None"]]
+
+
 def test_random_directions_are_as_large_as_the_components():
     golden = golden_projector()
     turned = golden.turned(1)
@@ -108,8 +135,7 @@ def test_the_size_of_an_alteration_is_in_standard_deviations():
     policy = tiny_policy()
     move = torch.tensor([6.0, 4.0, *62 * [0.0]])
     std = torch.tensor([2.0, 1.0, *62 * [1.0]])
-    with patched(policy, [ChangeState(lambda entering, leaving: leaving + move)],
-                 {"hidden_state": std}) as scope, torch.no_grad():
+    with patched(policy, [Add(STATE, move)], {STATE: std}) as scope, torch.no_grad():
         policy.step(torch.rand(3, 64), torch.zeros(3, 64))
     assert scope.total_change()[0] == pytest.approx(5)
 
@@ -354,9 +380,8 @@ def compared(compared_and_drawn):
 def test_conditions_are_what_is_played_on_the_same_levels(compared, agent_path):
     policy, env = load_agent(agent_path), EnvConfig("leaper", "easy")
     levels = env.draw_levels(10, 11)
-    step = golden_projector().swapped_step([1], [None], "ica", "cpu")
-    for condition, patches in (("unaltered", []),
-                               ("ic_1_to_None", [ChangeState(step, steps=(1, None))])):
+    swap = Swap(STATE, pairs=[(1, None)], directions=golden_projector(), steps=(1, None))
+    for condition, patches in (("unaltered", []), ("ic_1_to_None", [swap])):
         with patched(policy, patches):
             episodes = sorted(play_episodes(policy, FLOAT32, env, list(enumerate(levels)), 11, 64,
                                             PlayOptions(keep_frames=False)),

@@ -176,9 +176,10 @@ def test_directions_of_a_script_with_its_own_number_of_episodes(tmp_path):
     options = Play(precomp_dir=tmp_path, num_direction_episodes=8)
     assert options.directions_folder == tmp_path
     assert options.direction_episodes == 8 and options.num_episodes == 3
-    assert options.swap_name is None
-    assert Play(swap_directions_from=[1], swap_directions_to=["2"], random_directions=5
-                ).swap_name == "random_5_1_to_2"
+    assert options.swap() is None
+    swap = dataclasses.replace(options, swap_directions_from=[1], swap_directions_to=["2"],
+                               random_directions=5).swap()
+    assert swap.name == "random_5_1_to_2"
 
 
 def test_options_of_a_simulator(tmp_path):

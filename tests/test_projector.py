@@ -32,7 +32,7 @@ def test_coordinates_and_gradients_are_the_golden_ones(golden, projector, kind):
 def test_swapping_moves_the_amount_from_one_coordinate_to_the_other(golden, projector, kind):
     delta = golden["hx"][1:] - golden["hx"][:-1]
     before = projector.change(delta, kind)
-    after = projector.change(projector.swap(delta, [10, 5], [12, None], kind), kind)
+    after = projector.change(projector.swap(delta, [(10, 12), (5, None)], kind), kind)
     expected = before.clone()
     expected[:, 10] = expected[:, 5] = 0
     expected[:, 12] += before[:, 10]
@@ -45,8 +45,8 @@ def test_swap_does_what_hand_made_directions_say():
                         torch.tensor([4.0, 1.0]), identity, identity)
     # A step of 1 along coordinate 0: 2, the std of the loading, times 2, the std of the unit.
     assert by_hand.directions("ica").tolist() == [[4.0, 0.0], [0.0, 1.0]]
-    assert by_hand.swap(torch.tensor([8.0, 3.0]), [0], [1], "ica").tolist() == [0.0, 5.0]
-    assert by_hand.swap(torch.tensor([8.0, 3.0]), [0], [None], "ica").tolist() == [0.0, 3.0]
+    assert by_hand.swap(torch.tensor([8.0, 3.0]), [(0, 1)], "ica").tolist() == [0.0, 5.0]
+    assert by_hand.swap(torch.tensor([8.0, 3.0]), [(0, None)], "ica").tolist() == [0.0, 3.0]
 
 
 def test_matrices_are_read_by_their_published_names(golden, projector, tmp_path):
@@ -73,7 +73,6 @@ def test_matrices_are_read_by_their_published_names(golden, projector, tmp_path)
 
 
 def test_directions_that_do_not_exist_are_named(golden, projector):
-    for taken, put, words in (([16], [0], "no ica direction 16"), ([0], [-1], "no ica direction"),
-                              ([0, 1], [2], "2 directions to swap from, but 1")):
+    for pair, words in (((16, 0), "no ica direction 16"), ((0, -1), "no ica direction")):
         with pytest.raises(UserError, match=words):
-            projector.swap(golden["hx"], taken, put, "ica")
+            projector.swap(golden["hx"], [pair], "ica")

@@ -6,10 +6,18 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import bytes_of_files, golden_projector, killed_at, read_video, refusal
+from conftest import (
+    bytes_of_files,
+    golden_projector,
+    killed_at,
+    read_video,
+    refusal,
+    tiny_policy,
+)
 
 import record_gen_samples
 from agents.hooks import patched
+from agents.layers import STATE
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
@@ -18,7 +26,7 @@ from generative.dataset import RolloutDataset
 from generative.networks import LatentSampler, PresetDraw
 from generative.sample_files import SampleArrays, SampleFolder
 from generative.simulator import stack
-from interventions.patches import ChangeState
+from interventions.projector import Swap
 
 MODE = LatentSampler("mode")
 NUM_SAMPLES = 7
@@ -259,8 +267,7 @@ def test_one_run_and_killed_shards_record_the_same_pair_from_the_same_starts(
     projector = golden_projector()
     with torch.no_grad():
         start = simulator.start_from(torch.from_numpy(altered.bottleneck_vec), MODE)
-        swap = ChangeState(lambda entering, leaving: entering + projector.swap(
-            leaving - entering, TAKEN, PUT, "ica"))
+        swap = Swap(STATE, pairs=tuple(zip(TAKEN, PUT)), directions=projector)
         with patched(simulator.agent.policy, [swap]):
             expected = stack(start, simulator.imagine(start, MODE, 4))
     assert_simulated(altered, expected)
@@ -276,11 +283,13 @@ def test_one_run_and_killed_shards_record_the_same_pair_from_the_same_starts(
 
 
 def test_swap_is_not_rounded_to_bfloat16():
-    step = golden_projector().swapped_step([10], [12], "ica", "cpu")
-    entering, leaving = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = step(entering, leaving)
-    assert torch.equal(rounded, step(entering, leaving))
+    policy, inputs = tiny_policy(), torch.rand(5, 64, generator=torch.Generator().manual_seed(0))
+    swap = Swap(STATE, pairs=[(10, 10)], directions=golden_projector())  # moves nothing
+    states = []
+    for patches in ([], [swap]):
+        with patched(policy, patches), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            states.append(policy.step(inputs, inputs).hidden_states)
+    torch.testing.assert_close(*states, rtol=0, atol=1e-5)
 
 
 # Mistakes
