@@ -281,11 +281,11 @@ class Swap(Patch):
 
     @property
     def pattern(self) -> Swap:
-        """The swap with its directions numbered from 0, in order of first appearance."""
+        """The swap of the components, numbered from 0 in order of first appearance."""
         numbers = dict.fromkeys(number for numbers in zip(*self.pairs) for number in numbers
                                 if number is not None)
         new: dict[int | None, int] = dict(zip(numbers, range(len(numbers))))
-        return dataclasses.replace(self, pairs=tuple(
+        return dataclasses.replace(self, random_directions=None, pairs=tuple(
             (new[source], new.get(target)) for source, target in self.pairs))
 
     @property

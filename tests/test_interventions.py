@@ -32,6 +32,7 @@ from common.files import sha256
 from common.palette import BLUE, VERMILION
 from envs.procgen_env import EnvConfig
 from interventions import comparison
+from interventions.conditions import swap_conditions
 from interventions.controls import controls_of
 from interventions.patch_text import open_patches, parse_patch
 from interventions.patches import Add, Opening
@@ -113,6 +114,18 @@ def test_flags_of_a_swap_stand_for_a_patch(agent_path, matrices, tmp_path):
     controls = controls_of(policy, [swap], 2, 0)
     assert [[patch.name for patch in control.patches] for control in controls] == [
         ["random_0_0_1_to_2_None"], ["random_1_0_1_to_2_None"]]
+
+
+def test_swaps_that_differ_in_numbers_only_share_the_controls_of_their_pattern():
+    swaps = [Swap(STATE, pairs=pairs, directions=golden_projector()) for pairs in (
+        ((10, 12), (5, None)), ((3, 4),), ((7, 1),))]
+    found = [(condition.name, condition.pattern, condition.control)
+             for condition in swap_conditions(swaps, 2, golden_projector().std).conditions]
+    assert found == [
+        ("ic_10_5_to_12_None", "0_1_to_2_None", False), ("ic_3_to_4", "0_to_1", False),
+        ("ic_7_to_1", "0_to_1", False), *((f"random_00{turn}_{pattern}", pattern, True)
+                                         for pattern in ("0_1_to_2_None", "0_to_1")
+                                         for turn in range(2))]
 
 
 def test_random_directions_are_as_large_as_the_components():
