@@ -81,19 +81,20 @@ CHANGE, LOW, HIGH = 6, 1, 7  # step at which counting_policy changes its action,
 PATIENCE = 600  # seconds after which a test that hangs fails; no machine is this slow
 # Test files with the longest CPU time, longest first. They run first, so that no worker is still
 # busy with one of them when the others are idle.
-LONGEST_FIRST = ("test_pipeline", "test_distributed", "test_pages_common", "test_world_card",
-                 "test_dream_page", "test_maze_page", "test_gen_model_training",
-                 "test_optimise_start", "test_attribution_page", "test_fidelity", "test_beyond",
-                 "test_probe_atlas", "test_maze_channels", "test_world_training",
-                 "test_world_samples", "test_panel_page", "test_saliency_checks", "test_decisions",
-                 "test_state_analyses", "test_watching", "test_interventions",
-                 "test_loss_over_time", "test_results", "test_memory_lesions", "test_public_names",
-                 "test_maze_steering", "test_sparse_features", "test_influences", "test_worlds",
-                 "test_commands", "test_maze_worlds", "test_explained_failure", "test_scan",
-                 "test_foreign_data", "test_spatial", "test_training", "test_scripts",
-                 "test_realism", "test_editing", "test_failing", "test_attribution_scripts",
-                 "test_coin", "test_simulator", "test_psychometrics", "test_maze_behaviour",
-                 "test_hidden_analysis", "test_replaced_objects", "test_level_labels")
+LONGEST_FIRST = ("test_slurm", "test_pipeline", "test_training", "test_maze_table",
+                 "test_distributed", "test_pages_common", "test_world_card", "test_dream_page",
+                 "test_maze_page", "test_gen_model_training", "test_optimise_start",
+                 "test_attribution_page", "test_fidelity", "test_beyond", "test_probe_atlas",
+                 "test_maze_channels", "test_world_training", "test_world_samples",
+                 "test_panel_page", "test_saliency_checks", "test_decisions", "test_state_analyses",
+                 "test_watching", "test_interventions", "test_loss_over_time", "test_results",
+                 "test_memory_lesions", "test_public_names", "test_maze_steering",
+                 "test_sparse_features", "test_influences", "test_worlds", "test_commands",
+                 "test_maze_worlds", "test_explained_failure", "test_scan", "test_foreign_data",
+                 "test_spatial", "test_scripts", "test_realism", "test_editing", "test_failing",
+                 "test_attribution_scripts", "test_coin", "test_simulator", "test_psychometrics",
+                 "test_maze_behaviour", "test_hidden_analysis", "test_replaced_objects",
+                 "test_level_labels")
 
 
 def pytest_collection_modifyitems(items):

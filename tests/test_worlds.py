@@ -222,7 +222,8 @@ def test_only_recordings_with_worlds_have_their_files_and_settings(recordings):
 def test_a_recording_with_worlds_can_be_resumed_and_replaced(recordings, tmp_path, capsys):
     with killed_at(RolloutWriter, "add", 3):
         assert record.main(arguments(tmp_path, *WITH_WORLDS)) == 130
-    assert len(list((tmp_path / "data").glob("episode_*"))) == 2
+    # Another thread may have finished a later episode.
+    assert 2 <= len(list((tmp_path / "data").glob("episode_*"))) < 4
     assert record.main(arguments(tmp_path, *WITH_WORLDS)) == 0
     assert bytes_of_files(tmp_path / "data") == bytes_of_files(recordings[0].path)
     assert "worlds" in refusal(record.main, arguments(tmp_path), capsys)
