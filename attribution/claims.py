@@ -18,7 +18,7 @@ import pandas as pd
 from agents.outputs import VALUE
 from attribution.checking.agent_checks import CHECK_FILES
 from attribution.checking.object_removal import OBJECTS_AT_STAKE
-from attribution.checking.object_scores import OBJECT_FILES, RATES
+from attribution.checking.object_scores import OBJECT_FILES, RATES, read_names
 from attribution.failures.results import ANY, FAILURES, ORIGINAL, label_words
 from attribution.results import AttributionStore, read_features
 from attribution.training_levels import LEVEL_SERIES, level_findings
@@ -221,8 +221,7 @@ def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     away = "frames per 1 000 with strong activation away from its object"
     for name in studies.objects.keys("names"):
         rates = []
-        features = studies.objects.read("names", name)["features"]
-        for number, feature in enumerate(features, start=1):
+        for number, feature in enumerate(read_names(studies.objects, name)["features"], start=1):
             rate, low, high = (feature.get(key) for key in RATES)
             if rate is not None:
                 rates.append(rate)
@@ -275,7 +274,7 @@ def _steps_left(steps: Trajectories) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 def _object_scores(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     for name in studies.objects.keys("names"):
-        names = studies.objects.read("names", name)
+        names = read_names(studies.objects, name)
         if names["score"] is not None:
             yield Finding("observations", f"object score, {name}", names["score"],
                           names["score_low_95"], names["score_high_95"], 0, names["score_chance"],

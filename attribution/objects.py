@@ -18,6 +18,7 @@ from attribution.checking.object_scores import (
     has_names,
     kinds_in,
     packed,
+    read_names,
     rendered_without,
     score_difference,
     score_features,
@@ -117,7 +118,7 @@ def score_layer(store: ResultStore, context: AttributionContext, layer: Bottlene
         store.write("compared", layer.name, value={
             "features_sha256": own.checksum, "other_features_sha256": other.checksum,
             "difference": difference, "low_95": low, "high_95": high})
-    scores = store.read("names", layer.name)
+    scores = read_names(store, layer.name)
     interval = format_interval(scores["score"], scores["score_low_95"], scores["score_high_95"],
                                ".3f")
     chance = format_interval(scores["score_chance"], None, None, ".3f")

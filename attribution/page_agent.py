@@ -14,7 +14,7 @@ import numpy as np
 
 from agents.agent_file import agent_title, load_agent
 from agents.provenance import agent_digests, agent_sha256
-from attribution.checking.object_scores import OBJECT_FILES, OBJECT_SCORES, has_names
+from attribution.checking.object_scores import OBJECT_FILES, OBJECT_SCORES, has_names, read_names
 from attribution.feature_directions import SUBDIVISIONS, Examples
 from attribution.feature_directions import THUMBNAIL as THUMBNAIL_SIDE
 from attribution.page_files import (
@@ -207,7 +207,9 @@ class AttributedAgent:
         features = self.features[layer]
         if not has_names(self._objects, layer, features.checksum):
             return None
-        names = self._objects.read("names", layer)
+        names = read_names(self._objects, layer)
+        if len(names["features"]) != features.number:
+            raise UserError(f"{self._objects.path} names another number of features of {layer}")
         table = self._objects.read("scores", layer)[["feature", "kind", *_SCORES]]
         table = table[table["auc"].notna()]
         return {
@@ -232,6 +234,8 @@ class AttributedAgent:
         examples = {item: Examples(**store.read(*item)) for item in items}
         numbers = np.concatenate([of_item.observations.ravel() for of_item in examples.values()])
         used = np.unique(numbers[numbers >= 0])
+        if numbers.max(initial=-1) >= len(features.observations):
+            raise UserError(f"{store.path} is damaged: its examples show missing observations")
         new_numbers = np.full(len(features.observations), -1)
         new_numbers[used] = np.arange(len(used))
         converted = {

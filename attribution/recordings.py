@@ -76,14 +76,20 @@ class Recording:
         for number, length in zip(*(array.tolist() for array in np.unique(
                 episodes, return_counts=True))):
             files = self._files[number] = self.folder.array_files(number)
-            if files.hidden_states.shape[1] != policy.hidden_state_size:
-                raise UserError(f"the arrays in {files.frames.path.parent} have "
-                                f"{files.hidden_states.shape[1]} hidden units, but the agent has "
-                                f"{policy.hidden_state_size}; {_AGAIN}")
+            sizes = files.frames.shape[0], files.hidden_states.shape[1]
+            if sizes != (length, policy.hidden_state_size):
+                raise UserError(f"the arrays in {files.frames.path.parent} have {sizes[0]} frames "
+                                f"and {sizes[1]} hidden units, but "
+                                f"{self.folder.index_file.name} lists {length} frames, and the "
+                                f"agent has {policy.hidden_state_size} hidden units; {_AGAIN}")
             if length > 1:
                 self.lengths[number] = length - 1
         self._steps = self.folder.all_steps(self._files)
         self._first_rows = dict(zip(self._files, np.flatnonzero(np.diff(episodes, prepend=-1))))
+        if len(self._steps) != len(episodes):
+            raise UserError(f"the tables of the episodes in {self.folder.path} have "
+                            f"{len(self._steps)} rows, but {self.folder.index_file.name} lists "
+                            f"{len(episodes)}; {_AGAIN}")
         self.sha256 = self.folder.sha256(check_contents)
 
     @property
@@ -110,6 +116,11 @@ class Recording:
         borders = np.flatnonzero(np.diff(frame_ids[:, 0])) + 1
         for ids in np.split(frame_ids, borders):  # one episode, which is read in one piece
             episode, rows = int(ids[0, 0]), ids[:, 1]
+            if episode not in self._files or rows.min() < 0 or (
+                    rows.max() >= self._files[episode].frames.shape[0]):
+                raise UserError(f"{self.folder.path} has no row {rows.max()} of episode {episode}, "
+                                "which the features or attributions name; give the recording from "
+                                "which they were computed")
             begin, end = int(rows.min()), int(rows.max()) + 1
             files = self._files[episode]
             frames.append(files.frames.rows(begin, end)[rows - begin])

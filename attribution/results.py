@@ -223,13 +223,20 @@ def read_features(path: Path, layer: str) -> LayerFeatures:
                         f"them with {FEATURES_SCRIPT}")
     names = "directions", "mean_activations", "observations"
     directions, mean_activations, observations = map(store.read, names)
+    facts = settings[_FACTS]
+    signed = facts.get("signed", False)
+    if (directions.shape[1] != mean_activations.shape[0] * (1 + signed)
+            or list(mean_activations.shape[1:]) != list(facts["grid"])
+            or any(len(facts.get(name) or directions) != len(directions)
+                   for name in ("names", "stability"))):
+        raise UserError(f"{store.path} is damaged: the shapes of its files do not fit each other; "
+                        f"replace them with {FEATURES_SCRIPT} --overwrite")
     digest = hashlib.sha256()
     for name in names[:2]:
         digest.update(sha256(store.file_of(name)).encode())
     digest.update(str(settings.get("baseline")).encode())
-    return LayerFeatures(layer, settings, Reducer(
-        directions, settings[_FACTS].get("signed", False)), mean_activations, observations,
-        digest.hexdigest())
+    return LayerFeatures(layer, settings, Reducer(directions, signed), mean_activations,
+                         observations, digest.hexdigest())
 
 
 def _feature_settings(path: Path) -> dict:

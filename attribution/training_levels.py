@@ -18,7 +18,7 @@ from agents.episodes import read_evaluation
 from agents.outputs import VALUE
 from attribution.checking.agent_checks import CHECK_FILES
 from attribution.checking.deletion import RANDOM
-from attribution.checking.object_scores import OBJECT_FILES
+from attribution.checking.object_scores import OBJECT_FILES, read_names
 from common.errors import UserError
 from common.results import ResultStore
 from stats.claims import Finding
@@ -70,7 +70,7 @@ def _measures(folder: Path, seen_first_frames: bool) -> Iterator[tuple]:
     yield *agent, GAP, *newcombe_difference(*shares), unseen["num_episodes"]
     objects = ResultStore(folder / "objects", OBJECT_FILES)
     for layer in objects.keys("names"):
-        names = objects.read("names", layer)
+        names = read_names(objects, layer)
         if names["score"] is None:
             raise UserError(f"{objects.path}: a feature of the layer '{layer}' has no object "
                             "score; record more episodes")

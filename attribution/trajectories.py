@@ -160,6 +160,9 @@ def _read_steps(folder: RolloutFolder, episode: int, most: int) -> dict[str, np.
     """Read the first steps of an episode, at most ``most``, as fields of :class:`Trajectories`."""
     steps, log_probs = folder.steps(episode), folder.array_files(episode).log_probs
     length = len(steps) - 1  # the terminal row is not a step
+    if length < 1 or not steps["done"].iloc[-1] or steps["done"].iloc[:-1].any():
+        raise UserError(f"{folder.steps_file(episode)} is not a whole episode: done must be set in "
+                        "its last row, and in no other")
     size = min(length, most)
     column = {name: steps[name].to_numpy() for name in ("value", "action", "reward", "done")}
     ended = column["done"][1:size + 1]

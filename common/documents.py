@@ -14,8 +14,12 @@ import markupsafe
 from markdown.inlinepatterns import InlineProcessor
 from markdown.treeprocessors import Treeprocessor
 
+from common.errors import shortened
 from common.files import read_bytes
 from common.tables import with_minus
+
+MAX_DOCUMENT = 1_000_000  # characters of a Markdown file
+MAX_MARKS, MAX_ALL_MARKS = 150, 50_000  # characters such as [ in a block, and in all blocks
 
 
 def render_markdown(document: Path, link: Callable[[Path], str]) -> markupsafe.Markup:
@@ -23,7 +27,8 @@ def render_markdown(document: Path, link: Callable[[Path], str]) -> markupsafe.M
 
     The file contains names chosen by users. Therefore, embedded HTML is shown as text, except for
     line breaks and anchors. Links are converted by ``link``; links and images with a
-    scheme, such as ``https:``, are shown as text.
+    scheme, such as ``https:``, are shown as text. A document whose conversion could take long is
+    shown as it is.
 
     Args:
         document: the Markdown file.
@@ -33,6 +38,8 @@ def render_markdown(document: Path, link: Callable[[Path], str]) -> markupsafe.M
         UserError: if it is not a regular file.
     """
     text = read_bytes(document).decode(errors="replace")
+    if not _is_simple(text):
+        return markupsafe.Markup("<pre>{}</pre>").format(shortened(text, MAX_DOCUMENT))
     reader = markdown.Markdown(extensions=["tables"])
     reader.preprocessors.deregister("html_block")
     for name in ("html", "autolink", "automail"):
@@ -41,6 +48,21 @@ def render_markdown(document: Path, link: Callable[[Path], str]) -> markupsafe.M
     reader.treeprocessors.register(_Links(document, link), "links", 1)
     reader.treeprocessors.register(_Minus(), "minus", 0)
     return markupsafe.Markup(reader.convert(text))
+
+
+def _is_simple(text: str) -> bool:
+    """Return whether a Markdown text can be converted quickly. The time grows with the cube of the
+    number of marks in a block, which is a paragraph or a row of a table."""
+    marks = 0
+    for block in re.split(r"\n\s*\n", text):
+        lines = block.splitlines()
+        is_table = len(lines) > 1 and all(line.startswith("|") for line in lines)
+        for part in lines if is_table else [block]:
+            number = len(re.findall(r"[\[`<>*_]", part))
+            marks += number
+            if number > MAX_MARKS:
+                return False
+    return len(text) <= MAX_DOCUMENT and marks <= MAX_ALL_MARKS
 
 
 class _OwnMarkup(InlineProcessor):

@@ -21,6 +21,7 @@ import platform
 import re
 import shutil
 import socket
+import stat
 import warnings
 import zipfile
 import zlib
@@ -196,13 +197,19 @@ def read_bytes(path: Path, what: str = "file", written_by: str = "") -> bytes:
         UserError: if there is no regular file at this path.
     """
     with open_regular(path, what, written_by) as file:
-        return file.read()
+        content = file.read()
+    if content is None:  # a file of the kernel that is waiting for data
+        raise UserError(f"there is no {what} {path}")
+    return content
 
 
 def open_regular(path: Path, what: str = "file", written_by: str = "") -> BinaryIO:
     """Open a regular file to read. Arguments and errors are those of ``read_bytes``."""
-    if Path(path).is_file():
-        return open(path, "rb")
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if stat.S_ISREG(os.fstat(number).st_mode):
+            return os.fdopen(number, "rb")
+        os.close(number)
     source = f"; {written_by} writes it" if written_by else ""
     raise UserError(f"there is no {what} {path}{source}")
 

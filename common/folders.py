@@ -31,6 +31,13 @@ def foreign_file(folder: Path, is_own: Callable[[Path], bool]) -> Path | None:
     return None
 
 
+def make_hidden_folder(path: Path) -> None:
+    """Create a folder unless it exists; a symbolic link of this name is removed first."""
+    if path.is_symlink():
+        path.unlink()
+    path.mkdir(parents=True, exist_ok=True)
+
+
 def remove_folder(path: Path) -> None:
     """Delete a folder completely or not at all; see ``set_aside`` for the errors."""
     with set_aside(path):

@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import socket
+import stat
 import weakref
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -18,6 +19,7 @@ from common.files import named_errors
 
 LOCK_NAME = ".lock"
 _IN_USE = (errno.EACCES, errno.EAGAIN)
+_NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # raised for a link, a socket, a folder
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class FolderLock:
 
     Raises:
         FolderInUse: if another process has locked the folder; the message names process and host.
+        UserError: if the lock file is not a regular file.
     """
 
     def __init__(self, folder: Path, beside: bool = False):
@@ -64,13 +67,37 @@ class FolderLock:
                             "to it, so the process stops")
 
 
+def open_lock(path: Path, create: bool = True) -> TextIO:
+    """Open a lock file without following links or blocking on pipes.
+
+    Args:
+        create: create a missing file and open it for writing; otherwise open it for reading only.
+
+    Raises:
+        UserError: if the path is not a regular file, or the file has several hard links.
+        FileNotFoundError: if the file is missing and ``create`` is false.
+    """
+    try:
+        number = os.open(path, os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                         | (os.O_RDWR | os.O_CREAT if create else os.O_RDONLY), 0o666)
+    except OSError as error:
+        if error.errno not in _NOT_REGULAR:
+            raise
+    else:
+        status = os.fstat(number)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:  # 0: deleted by its owner
+            return os.fdopen(number, "r+" if create else "r")
+        os.close(number)
+    raise UserError(f"{path} is a link, a pipe or a folder, not a lock file; delete it")
+
+
 class _LockFile:
     """The lock file of a folder, deleted together with the folder's last :class:`FolderLock`."""
 
     def __init__(self, path: Path, folder: Path):
         self._path = path
         while True:
-            self._file = open(self._path, "a+")
+            self._file = open_lock(self._path)
             _lock(self._file, folder)
             if self.is_there():  # otherwise its previous owner has deleted it meanwhile
                 break
@@ -95,10 +122,11 @@ def check_unlocked(folder: Path) -> None:
 
     Raises:
         FolderInUse: if the folder is locked; the message names process and host.
+        UserError: if the lock file is not a regular file.
     """
     if folder.resolve() / LOCK_NAME in _lock_files:
         return
-    with contextlib.suppress(FileNotFoundError), open(folder / LOCK_NAME) as file:
+    with contextlib.suppress(FileNotFoundError), open_lock(folder / LOCK_NAME, False) as file:
         _lock(file, folder, fcntl.LOCK_SH)
 
 

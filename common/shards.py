@@ -140,6 +140,10 @@ class _Note:
     finished: bool
     informative: tuple[str, ...] = ("versions",)
 
+    def __post_init__(self):
+        if not isinstance(self.settings.get(DIVIDED, {}), dict):
+            raise UserError(f"'{DIVIDED}' in the settings of a shard is not a mapping")
+
 
 def divided_number(divided: Mapping[str, object], name: str) -> int:
     """Return a whole number from 0 among the settings that determine how work is divided.

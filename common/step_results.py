@@ -20,6 +20,7 @@ from typing import Any
 
 from common.errors import UserError
 from common.files import TEMPORARY_SUFFIX, read_description, save_json, versions
+from common.folders import make_hidden_folder
 from common.locks import LOCK_NAME, FolderLock
 from common.results import ResultStore
 from common.schemas import Schema
@@ -154,7 +155,7 @@ class StepResults:
             FolderInUse: if another process computes the same results.
         """
         hidden = self.path / f".{self.number}{TEMPORARY_SUFFIX}"
-        hidden.mkdir(parents=True, exist_ok=True)
+        make_hidden_folder(hidden)
         self._lock = FolderLock(hidden)
         self._steps = ResultStore(hidden, self.schema)
         self._settings = json.loads(json.dumps(  # convert tuples to lists as JSON does

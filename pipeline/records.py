@@ -23,13 +23,13 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TextIO
 
 from common.config import typed
 from common.errors import UserError
-from common.files import atomic_path, read_description, save_json
-from common.locks import UNSUPPORTED
+from common.files import atomic_path, is_sha256, read_description, save_json
+from common.locks import UNSUPPORTED, open_lock
 
 # States of a stage, of a part of it and of a job, in local runs and on clusters.
 NOT_RUN = "not run"
@@ -41,6 +41,7 @@ FAILED = "failed"
 LOST = "lost"  # the scheduler does not list its job, which has not ended
 DONE = "done"
 SECONDS_TO_WAIT = 60  # longest wait for processes that a killed pipeline has left running
+MAX_NUMBER = 1e15  # of seconds or bytes in a record
 SECONDS_TO_BEGIN = 1800  # longest wait for the checksums computed by the first job of an array
 
 logger = logging.getLogger(__name__)
@@ -147,6 +148,16 @@ class Record:
     why: str
     begun: float = 0.0
 
+    def __post_init__(self):
+        if self.status not in (RUNNING, DONE, STOPPED, FAILED):
+            raise UserError(f"the status of a stage cannot be '{self.status}'")
+        if not all(0 <= number < MAX_NUMBER for number in (self.seconds, self.bytes, self.begun)):
+            raise UserError("seconds, bytes and begun must be numbers from 0")
+        for name, digest in self.outputs.items():
+            path = PurePath(name)
+            if not is_sha256(digest) or path.is_absolute() or ".." in path.parts:
+                raise UserError(f"'{name}' is not a file with a checksum")
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -212,7 +223,9 @@ class Digests:
         self._own: dict[str, list] = {}
         for path in () if check else (*others, cache_file):
             with contextlib.suppress(UserError):  # checksums can always be recomputed
-                cached = read_description(path)
+                cached = {name: known for name, known in read_description(path).items()
+                          if isinstance(known, list) and list(map(type, known)) == [int, int, str]
+                          and is_sha256(known[2])}
                 self._known |= cached
                 if path == cache_file:
                     self._own = cached
@@ -405,11 +418,11 @@ def _locked(path: Path, seconds: float, busy: str, shared: bool = False) -> Iter
         shared: acquire a shared lock instead of an exclusive one.
 
     Raises:
-        UserError: if the lock is not free in time.
+        UserError: if the lock is not free in time, or its file is not a regular file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
-    with open(path, "a+") as file:
+    with open_lock(path) as file:
         end = time.monotonic() + seconds
         while not _try_lock(file, kind):
             if time.monotonic() >= end:

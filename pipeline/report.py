@@ -19,6 +19,7 @@ import markupsafe
 from PIL import Image
 
 from common.documents import render_markdown
+from common.errors import UserError
 from common.files import atomic_path, versions
 from common.page_files import templates
 from common.video import write_poster
@@ -54,8 +55,14 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page, ru
         page: contents of the page.
         running: if further stages will run, a sentence that says so.
         digests: known checksums of the files; read from the output folder if not given.
+
+    Raises:
+        UserError: if the folder of the report is a symbolic link.
     """
     output, folder = experiment.path, experiment.path / REPORT
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a symbolic link; remove it, so that the report can be "
+                        "written")
     folder.mkdir(parents=True, exist_ok=True)
     records = {stage.name: experiment.record(stage.name) for stage in stages}
     digests = digests or experiment.digests(check=False)
@@ -168,13 +175,19 @@ def _medium(output: Path, path: Path) -> dict[str, Any]:
         name, source = name.removesuffix(".md").replace("_", " "), _page_of(output, path)
     if kind == "film":
         poster = str(Path("posters") / path.relative_to(output).with_suffix(".jpg"))
-        write_poster(output / REPORT / poster, path)
+        try:
+            write_poster(output / REPORT / poster, path)
+        except UserError:  # the video is damaged
+            poster = ""
     medium: dict[str, Any] = {"kind": kind, "source": quote(source), "name": name,
                               "poster": quote(poster)}
     if kind == "picture" or poster:
-        with Image.open(output / REPORT / poster if poster else path) as image:
-            medium |= {"plot": "Matplotlib" in image.info.get("Software", ""),
-                       "wide": image.width > WIDE * image.height}
+        try:
+            with Image.open(output / REPORT / poster if poster else path) as image:
+                medium |= {"plot": "Matplotlib" in image.info.get("Software", ""),
+                           "wide": image.width > WIDE * image.height}
+        except (OSError, SyntaxError):  # the picture is damaged
+            pass
     return medium
 
 

@@ -16,7 +16,8 @@ from analysis.influences.comparison import claims_summary as influences_summary
 from analysis.memory.table import CLAIMS as MEMORY_CLAIMS
 from attribution.claims import CLAIMS as ATTRIBUTION_CLAIMS
 from attribution.failures.results import ANY, FAILURES, ORIGINAL
-from common.files import read_array, read_bytes, read_json
+from common.config import check_entries
+from common.files import read_array, read_bytes, read_description, read_json
 from common.results import ResultStore
 from common.tables import format_count, read_table
 from generative.fidelity import PSNR
@@ -39,6 +40,7 @@ _CLAIMS = {"attribution": ATTRIBUTION_CLAIMS, "maze": MAZE_CLAIMS, "memory": MEM
 _EFFECTS = {"label": str, "outcome": str, "control": bool, "claimed": bool, **dict.fromkeys(
     ("num_controls", "effect", "low_95", "high_95", "control_low", "control_high"), float)}
 _GAPS = ("control_low", "control_high")  # empty without controls
+_SPECIFICITY = {"correlations": tuple[float | None, ...]}
 
 
 def count(output: Path, pattern: str, unit: str) -> str:
@@ -66,7 +68,8 @@ def held_out_loss(output: Path, _folder: str) -> str:
 
 def success_rate(output: Path, path: str) -> str:
     """Report the success rate in an output file of evaluate.py."""
-    found = read_json(output / path)
+    kinds = {"success_rate": float, "success_interval": tuple[float, float], "num_episodes": int}
+    found = check_entries(read_description(output / path), kinds, path, kinds)
     low, high = found["success_interval"]
     return (f"{100 * found['success_rate']:.1f} % of {found['num_episodes']} levels solved "
             f"({100 * low:.1f} to {100 * high:.1f})")
@@ -114,7 +117,8 @@ def maps(output: Path, _folder: str, files: Sequence[str]) -> str:
     """Count saliency maps, and report their similarity, which is stored as "specificity"."""
     paths = find(output, files)
     steps = [step for path in paths if path.match("specificity*.json")
-             for step in read_json(path)["correlations"] if step is not None]
+             for step in check_entries(read_json(path), _SPECIFICITY, path, _SPECIFICITY)[
+                 "correlations"] if step is not None]
     number = f"{sum(path.match('saliency_*.json') for path in paths)} maps"
     return f"map similarity is {np.mean(steps):.2f} ({number})" if steps else number
 
@@ -221,7 +225,9 @@ def answer(output: Path, folder: str) -> str:
 
 def explanation(output: Path, folder: str) -> str:
     """Return the explanation of a failure."""
-    return read_json(output / folder / "explanation.json")["answer"].removesuffix(".")
+    path = output / folder / "explanation.json"
+    return check_entries(read_description(path), {"answer": str}, path, ("answer",))[
+        "answer"].removesuffix(".")
 
 
 # Functions of the output folder and of the arguments in the files of stages.

@@ -25,6 +25,7 @@ from attribution.checking.object_scores import (
     cells_of,
     hallucinations,
     object_scores,
+    read_names,
     score_difference,
     unpacked,
 )
@@ -331,7 +332,7 @@ def test_a_planted_feature_is_named_by_its_object(box_agent, box_run, tmp_path):
     arrays = store.read("masks")
     observations, masks = arrays["observations"], unpacked(arrays["masks"])
     assert masks.shape == (120, len(kinds), 64, 64) and len(observations) == 120
-    [feature] = store.read("names", "block3")["features"]
+    [feature] = read_names(store, "block3")["features"]
     assert feature["name"] == "box" and feature["score"] > 0.85
     assert feature["low_95"] > feature["chance_high"]
     table = store.read("scores", "block3")

@@ -262,6 +262,7 @@ def test_a_mean_baseline_of_the_features_is_that_of_the_attributions(agent, data
     ("data/recording.json", {"swap": {"name": "1_to_2"}}, "swapped directions"),
     ("found/block3/settings.json", {"agent_sha256": "f" * 64}, "to the agent ffffffffffff"),
     ("found/block3/settings.json", {"layer": "relu9"}, "to the layer relu9"),
+    ("found/block3/directions.npy", np.full((3, 4), 0.25, np.float32), "do not fit each other"),
     ("found/block3/directions.npy", np.full((3, 5), 0.2, np.float32), "with the checksum"),
     ("data/episode_00003/lp.npy", None, "with another source recording"),
     ("", ("--layers", "embedder.block1.res1.relu1"), "bypasses the layer"),

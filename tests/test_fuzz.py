@@ -30,7 +30,7 @@ from agents.world_files import read_world
 from analysis.influences.comparison import COMPARISON_FILES
 from analysis.jacobians import JACOBIAN_FILES
 from attribution.checking.agent_checks import SUMMARY
-from attribution.checking.object_scores import OBJECT_FILES
+from attribution.checking.object_scores import OBJECT_FILES, read_names
 from attribution.page import read_labels
 from attribution.published import read_joblib
 from attribution.results import ATTRIBUTIONS, finished_layers, read_features
@@ -48,7 +48,7 @@ from common.files import (
     save_tensors,
 )
 from common.parameters import id_list
-from common.results import Table, Text
+from common.results import ResultStore, Table, Text
 from common.schemas import Array, Npz, save_arrays
 from common.tables import read_table, write_table
 from common.video import write_poster
@@ -271,6 +271,15 @@ def test_pipes_and_devices_are_not_read(name, tmp_path):
         path.unlink()
 
 
+def test_files_of_the_kernel_do_not_block(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(files.os, "open", lambda path, flags: opened.append(flags) or os.dup(0))
+    for read in (files.read_bytes, read_array):
+        with contextlib.suppress(UserError, OSError):
+            read(tmp_path)
+    assert len(opened) == 2 and all(flags & os.O_NONBLOCK for flags in opened)
+
+
 NOTE = {"settings": {"divided": {"num_samples": 2, "batch_size": 1}}, "informative": [],
         "finished": True}
 
@@ -279,7 +288,7 @@ NOTE = {"settings": {"divided": {"num_samples": 2, "batch_size": 1}}, "informati
     ("999999_of_999999", NOTE), ("1_of_1", {**NOTE, "settings": {"divided": {
         "num_samples": 10**12, "batch_size": 1}}}),
     *(("1_of_1", {**NOTE, "settings": {"divided": divided}}) for divided in (
-        {}, {"num_samples": "2"}, {"num_samples": -1}, {"num_samples": None})),
+        5, [], {}, {"num_samples": "2"}, {"num_samples": -1}, {"num_samples": None})),
     *(("1_of_1", {**NOTE, key: value}) for key in NOTE for value in (5, None, "x", [[3]])),
     ("1_of_1", [])], ids=str)
 def test_notes_of_shards_are_checked_before_any_work(place, note, tmp_path):
@@ -407,7 +416,7 @@ RECORDS = {
     "evaluation": (EVALUATION, lambda path: read_evaluation(path, {"env": {"num_levels": int}})),
     "names": ({"features_sha256": "0", "features": [{"name": "coin", "kind": None, "score": 0.5}],
                **NUMBERS},
-              lambda path: OBJECT_FILES.entry("names").read(path, "")),
+              lambda path: read_names(ResultStore(path.parents[1], OBJECT_FILES), "a")),
     "summary": ({"frames": 9, "above": 0, **INTERVAL}, lambda path: SUMMARY.read(path, "")),
     "labels": ({"a": {"1": "coin"}}, lambda path: read_labels(path, {"a": SimpleNamespace(
         number=2)})),

@@ -26,7 +26,7 @@ from PIL import Image
 
 import run_pipeline
 from common.errors import UserError
-from common.files import save_json
+from common.files import save_json, sha256
 from common.options import parser_of
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.comparison import comparison_store
@@ -35,7 +35,7 @@ from pipeline import stage as stage_module
 from pipeline.outputs import is_named
 from pipeline.patterns import contents, find
 from pipeline.presets import load_preset, read_hyperparams
-from pipeline.records import CacheKey, Experiment, Record
+from pipeline.records import CacheKey, Digests, Experiment, Record
 from pipeline.report import PAGE_NAME, REPORT, TEMPLATES, render_document
 from pipeline.report_contents import Check, attribution_checks, card_checks
 from pipeline.runner import Pipeline
@@ -727,14 +727,39 @@ def test_documents_have_line_breaks_anchors_and_relative_links_alone(tmp_path):
         "h1", "p", "a", "br", "code", "img", "span", "table", "thead", "tbody", "tr", "th", "td"}
 
 
-def test_damaged_records_count_as_missing(tmp_path):
+@pytest.mark.parametrize("text", ["[" * 5000, "`" * 5000, "![" * 5000, "x\n" + "[[[[\n" * 2000,
+                                  "[a](b) " * 400_000], ids=lambda text: text[:4])
+def test_documents_that_take_long_to_convert_are_shown_as_they_are(text, tmp_path):
+    document = tmp_path / "report.md"
+    document.write_text(text + "<script>")
+    begin = time.process_time()
+    page = render_document(tmp_path, document)
+    assert time.process_time() - begin < 5
+    assert page.startswith("<pre>") and "<script>" not in page
+
+
+@pytest.mark.parametrize("change", [
+    {"status": "finished"}, {"seconds": float("nan")}, {"seconds": 1e300}, {"bytes": "9"},
+    {"outputs": {"a": 3}}, {"outputs": {"../a": "0" * 64}}, {"basis": []}, {"basis": {"argv": 3}},
+    {"outputs": ["a"]}, {"begun": -1}, {"why": None}], ids=str)
+def test_damaged_records_count_as_missing(change, tmp_path):
     experiment = Experiment(tmp_path)
     basis = CacheKey("train", ("--seed",), {"lr": 1.5}, {"a": "0" * 64}, {}, {})
     record = Record("done", basis.key, basis, {"a": "0" * 64}, 1.5, 9, "", 0, "l", "d", "w", 1.0)
     experiment.save("train", record)
     assert experiment.record("train") == record
-    save_json(tmp_path / "pipeline" / "stage_train.json", {"status": "done"})
+    save_json(tmp_path / "pipeline" / "stage_train.json", {**dataclasses.asdict(record), **change})
     assert experiment.record("train") is None
+
+
+def test_damaged_checksums_are_computed_again(tmp_path):
+    file = tmp_path / "a"
+    file.write_text("x")
+    stat = file.stat()
+    for known in (4, [], [stat.st_size, stat.st_mtime_ns], [stat.st_size, stat.st_mtime_ns, 3],
+                  [stat.st_size, stat.st_mtime_ns, "believe me"]):
+        save_json(tmp_path / "digests.json", {str(file): known})
+        assert Digests(tmp_path / "digests.json").of(file) == sha256(file)
 
 
 def test_report_says_what_is_missing_and_shows_no_broken_picture(run, output):

@@ -65,6 +65,7 @@ from agents.object_masks import ObjectPainter, ObjectPictures
 from agents.replay import level_states, recorded_game
 from agents.rollout_files import RolloutFolder
 from attribution.layers import Bottleneck
+from common.config import check_entries
 from common.errors import UserError
 from common.game_constants import FRAME_SIZE
 from common.progress import Progress
@@ -409,6 +410,20 @@ def unpacked(bits: np.ndarray) -> np.ndarray:
     """Unpack the bits of ``packed``, uint8 (O, K, 512), to masks, bool (O, K, 64, 64)."""
     masks = np.unpackbits(bits, axis=-1).astype(bool)
     return masks.reshape(*masks.shape[:2], FRAME_SIZE, FRAME_SIZE)
+
+
+def read_names(store: ResultStore, layer: str) -> dict:
+    """Read the content of ``names.json`` of a layer; see the module docstring.
+
+    Raises:
+        UserError: if the file is missing or damaged.
+    """
+    names = store.read("names", layer)
+    for number, feature in enumerate(names["features"]):
+        check_entries(feature, {"name": str | None, "kind": str | None, **dict.fromkeys(
+            (*_BEST, *RATES), float | None)}, f"{store.file_of('names', layer)}, feature {number}",
+            needed=("name",))
+    return names
 
 
 def has_names(store: ResultStore, layer: str, features_sha256: str) -> bool:
