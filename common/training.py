@@ -9,10 +9,11 @@ from __future__ import annotations
 import abc
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from common.config import SETTINGS_NAME, save_settings
@@ -35,6 +36,13 @@ def restoring(file: Path) -> Iterator[None]:
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"the run cannot be resumed from {file}, which does not fit it: "
                         f"{type(error).__name__}: {error}") from error
+
+
+@torch.no_grad()
+def assign(values: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
+    """Copy values, which may be on another device, into as many tensors of the same shapes."""
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
 
 
 class Run(abc.ABC):

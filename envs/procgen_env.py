@@ -105,15 +105,11 @@ class ProcgenVectorEnv:
             UserError: if the number of states is not N, or a state belongs to another game or would
                 crash Procgen.
         """
-        self.check_states(states)
-        self._env.set_state(states)
-
-    def check_states(self, states: list[bytes]) -> None:
-        """Raise the errors that ``set_state`` would raise, without setting any state."""
         if len(states) != self._env.num:
             raise UserError(f"there are {len(states)} states for {self._env.num} environments")
         for state in states:
             LevelState.parse(state, self.config.env_name)
+        self._env.set_state(states)
 
     def close(self) -> None:
         """Stop the threads and free the environments."""

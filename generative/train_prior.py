@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from common.files import load_tensors, save_tensors
 from common.options import ComputeOptions, OutputFileOptions, command, option
 from common.progress import Progress
 from common.signals import deferred_signals
-from common.training import restoring
+from common.training import assign, restoring
 from generative.batches import AlignedBatch, align, in_batches, true_phase
 from generative.camera import FASTEST
 from generative.config import GRID
@@ -187,8 +187,8 @@ class PriorTraining:
     def load(self, state: dict) -> None:
         """Restore the result of ``state``, which may come from another device."""
         self.batches = state["batches"]
-        _copy(state["average"], self._average)
-        _copy(state["weights"], self.network.parameters())
+        assign(state["average"], self._average)
+        assign(state["weights"], self.network.parameters())
         # The rest of the optimiser's state depends on the device.
         self._optimizer.load_state_dict({**self._optimizer.state_dict(),
                                          "state": state["optimizer"]["state"]})
@@ -216,7 +216,7 @@ class PriorTraining:
             status = 128 + received[0] if received else 0
         torch.set_flush_denormal(False)
         save()
-        _copy(self._average, self.network.parameters())
+        assign(self._average, self.network.parameters())
         self.network.requires_grad_(False).eval()
         return status
 
@@ -243,12 +243,6 @@ class PriorTraining:
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self._optimizer.step()
         return (loss.detach(),)
-
-
-@torch.no_grad()
-def _copy(values: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
-    for tensor, value in zip(tensors, values, strict=True):
-        tensor.copy_(value)
 
 
 def train_prior(options: TrainPriorOptions) -> Path:

@@ -25,7 +25,7 @@ from common.devices import Compute
 from common.distributed import SINGLE, Distributed
 from common.errors import NonFiniteLoss, UserError
 from common.game_constants import pixels_per_square
-from common.training import Run, restoring
+from common.training import Run, assign, restoring
 from common.video import side_by_side, write_video
 from generative.batches import (
     AlignedBatch,
@@ -197,7 +197,7 @@ class SimulatorTraining(Run):
             self.optimizer.load_state_dict({**self.optimizer.state_dict(),
                                             "state": state["optimizer_state_dict"]})
             if self._average is not None:  # the simulator in the checkpoint has the average
-                _copy(state["trained_weights"], self._parameters)
+                assign(state["trained_weights"], self._parameters)
             self._generator.set_state(state["generator"])
             self._unlogged = state["unlogged"]
             self._resume(state["batches"], state["wall_time"], state.get("ranks", 1), path)
@@ -211,12 +211,15 @@ class SimulatorTraining(Run):
     def _evaluation_mode(self) -> Iterator[None]:
         """Use the averaged weights, if there are any, and evaluation mode inside the block."""
         self.simulator.eval()
-        trained = _clone(self._parameters) if self._average is not None else []
+        trained = None
+        if self._average is not None:
+            trained = _clone(self._parameters)
+            assign(self._average, self._parameters)
         try:
-            _copy(self._average or [], self._parameters)
             yield
         finally:
-            _copy(trained, self._parameters)
+            if trained is not None:
+                assign(trained, self._parameters)
             self.simulator.train()
 
     @property
@@ -422,9 +425,3 @@ class SimulatorTraining(Run):
 
 def _clone(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in parameters]
-
-
-@torch.no_grad()
-def _copy(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-    for parameter, value in zip(parameters, values):
-        parameter.copy_(value)

@@ -107,8 +107,8 @@ def swap_conditions(swaps: Sequence[Swap], num_controls: int, std: Tensor) -> Co
         std: standard deviations of the hidden units (D,).
     """
     def condition(name: str, label: str, swap: Swap) -> Condition:
-        settings = {**{key: swap.description[key] for key in ("from", "to")},
-                    "turned_by_seed": swap.random_directions}
+        taken, put = map(list, zip(*swap.pairs))
+        settings = {"from": taken, "to": put, "turned_by_seed": swap.random_directions}
         return Condition(name, label, swap.pattern.name, swap.random_directions is not None,
                          patches=[swap], settings=settings)
 

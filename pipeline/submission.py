@@ -157,7 +157,7 @@ class Submitter:
         Args:
             stage: the stage.
             decision: decision of the pipeline about the stage.
-            submitted: last submitted job of the stage; None if there is none.
+            submitted: the stage's last submitted job, or None.
         """
         shards, done = self._config.resources(stage).shards, frozenset[int]()
         if decision.action == CONTINUE:
@@ -228,8 +228,8 @@ def status_of(record: Record | None, submitted: Submitted | None,
     another stage did not succeed.
 
     Args:
-        record: record of the stage; None if there is none.
-        submitted: submitted job of the stage; None if there is none.
+        record: the stage's record, or None.
+        submitted: the stage's last submitted job, or None.
         attempts: last attempts at the stage and at its shards.
         entries: the job, or the tasks of the job array, in the scheduler's list.
         line: last line of the stage's log.

@@ -79,8 +79,8 @@ SHIPPED_SIMULATOR = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
 SHIPPED = "--agent_file", SHIPPED_AGENT, "--model_file", SHIPPED_SIMULATOR  # flags
 CHANGE, LOW, HIGH = 6, 1, 7  # step at which counting_policy changes its action, and both actions
 PATIENCE = 600  # seconds after which a test that hangs fails; no machine is this slow
-# Test files with the longest CPU time, longest first. They run first, so that no worker is still
-# busy with one of them when the others are idle.
+# Test files that take longest, longest first. They run first, so that no worker is still busy with
+# one of them when the others are idle.
 LONGEST_FIRST = ("test_slurm", "test_pipeline", "test_training", "test_maze_table",
                  "test_distributed", "test_pages_common", "test_world_card", "test_dream_page",
                  "test_maze_page", "test_gen_model_training", "test_optimise_start",

@@ -164,7 +164,7 @@ def test_lsf_answers_are_understood():
         "3458|PEND|0 second(s)|-|Dependency condition invalid or never satisfied;\n"
         "3459|DONE|9 second(s)|hostB|-\n3459|EXIT|9 second(s)|hostB|-\n"
         "3460|PSUSP|0 second(s)|-|-\n3461|SSUSP|5 second(s)|hostA|-\n")
-    assert [(each.job, each.state, each.is_hopeless) for each in found] == [
+    assert [(entry.job, entry.state, entry.is_hopeless) for entry in found] == [
         ("3456", RUNNING, False), ("3457", QUEUED, False), ("3458", QUEUED, True),
         ("3459", DONE, False), ("3459", FAILED, False), ("3460", QUEUED, False),
         ("3461", RUNNING, False)]
